@@ -1,0 +1,129 @@
+"""Every public exception of asyncparl, each saying whose fault it is.
+
+| you see                | whose fault                                                        |
+|------------------------|--------------------------------------------------------------------|
+| `NotConnectedError`    | yours: a remote object was used outside `asyncparl.connect()`       |
+| `ResourceError`        | the cluster cannot give what was asked for                          |
+| `SerializationError`   | a value (argument, result) cannot travel                            |
+| `MessageTooLarge`      | a value is larger than the configured limit                         |
+| `RemoteError`          | your remote code raised something that cannot be rebuilt here       |
+| `CallCancelled`        | the call was cancelled before its result was awaited                |
+| `ActorDied`            | the process of the actor ended; the death report says why           |
+| `AuthenticationError`  | a peer could not prove that it belongs to the cluster               |
+| `ProtocolError`        | a peer broke the wire protocol: a bug, or not an asyncparl process  |
+
+An exception that a remote method raises arrives as its own type whenever it can be rebuilt; none of these
+classes is involved then. This file knows nothing of the rest of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+
+class AsyncparlError(Exception):
+    """Base of everything that asyncparl itself raises."""
+
+
+class NotConnectedError(AsyncparlError):
+    """A remote object was created or used where no `asyncparl.connect()` block is open."""
+
+
+class ResourceError(AsyncparlError):
+    """The cluster cannot start what was asked for; the message names what is missing."""
+
+
+class SerializationError(AsyncparlError):
+    """A value cannot be sent, or could not be read; the message names which one and why.
+
+    The actor, and every other call to it, go on.
+    """
+
+
+class MessageTooLarge(AsyncparlError):
+    """A message is larger than the limit of its link. Raised at the sender, before anything is sent."""
+
+
+class AuthenticationError(AsyncparlError):
+    """A peer did not prove that it belongs to this cluster."""
+
+
+class ProtocolError(AsyncparlError):
+    """A peer sent bytes or messages that no correct peer sends. The link is closed."""
+
+
+class CallCancelled(AsyncparlError):
+    """The call was cancelled, so it has no result. Raised when it is awaited again."""
+
+
+class RemoteError(AsyncparlError):
+    """A remote method raised an exception that cannot be rebuilt in this process.
+
+    Attributes:
+        type_name: qualified name of the exception's class over there.
+        text: its `str()`.
+        traceback: the formatted remote traceback.
+    """
+
+    def __init__(self, type_name: str, text: str, traceback: str) -> None:
+        super().__init__(type_name, text, traceback)
+        self.type_name = type_name
+        self.text = text
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.text}"
+
+
+class RemoteTraceback(AsyncparlError):
+    """Never raised. The `__cause__` of a remote exception: it carries the traceback text of the other side."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+class CallFate(Enum):
+    """What is known of a call whose actor died before answering."""
+
+    NEVER_STARTED = "the call was never started"
+    MAY_HAVE_RUN = "the call may have run"
+    RESULT_LOST = "the call ran, and its result was lost"
+
+
+class ActorDied(AsyncparlError):
+    """The actor's process has ended, so this call will have no result.
+
+    Attributes:
+        actor: the actor's name, such as `Simulator#3`.
+        reason: one line: how the process ended.
+        exit_code: its exit code, or None.
+        signal: the signal that ended it, or None.
+        log_tail: the last lines that the process wrote.
+        fate: what is known of this call; None if the error is not about one call.
+    """
+
+    def __init__(
+        self,
+        actor: str,
+        reason: str,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        log_tail: Sequence[str] = (),
+        fate: CallFate | None = None,
+    ) -> None:
+        super().__init__(actor, reason, exit_code, signal, tuple(log_tail), fate)
+        self.actor = actor
+        self.reason = reason
+        self.exit_code = exit_code
+        self.signal = signal
+        self.log_tail = tuple(log_tail)
+        self.fate = fate
+
+    def __str__(self) -> str:
+        text = f"{self.actor} died: {self.reason}"
+        if self.fate is not None:
+            text += f"; {self.fate.value}"
+        if self.log_tail:
+            text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in self.log_tail)
+        return text

@@ -1,0 +1,128 @@
+"""Frames: the bytes of a message, its payload and its raw buffers.
+
+Layout (little-endian; `[n]` is a size in bytes):
+
+    magic[2] version[1] flags[1] num_buffers[2] reserved[2] envelope_len[4] payload_len[4]     header, 16 bytes
+    buffer_len[8] * num_buffers
+    envelope        msgpack of one message
+    payload         opaque
+    padding to 64   then every buffer, each padded to 64
+
+A transport message holds one frame with buffers, or any number of frames without buffers one after another, each
+padded to 8. Buffers therefore start at a multiple of 64 from the start of the transport message.
+
+Nothing is allocated by an announced size: sizes are checked against the bytes that are there, and everything
+handed out is a view of them. Whatever bytes arrive, the result is frames or one `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from asyncparl.errors import ProtocolError, SerializationError
+from asyncparl.protocol.messages import Message
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_BUFFERS = 0xFFFF
+BUFFER_ALIGNMENT = 64
+_FRAME_ALIGNMENT = 8
+
+_MAGIC = b"aP"
+_WIRE_VERSION = 1
+_HEADER = struct.Struct("<2sBBHHII")
+_PADDING = bytes(BUFFER_ALIGNMENT)
+
+_encode_envelope = msgspec.msgpack.Encoder().encode
+_decode_envelope = msgspec.msgpack.Decoder(Message).decode
+
+
+class Frame(NamedTuple):
+    """One message as received. `payload` and `buffers` are views that keep the received memory alive."""
+
+    message: Message
+    payload: memoryview
+    buffers: Sequence[memoryview] = ()
+
+
+def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffer] = ()) -> list[Buffer]:
+    """The parts of a frame, in order. The buffers are passed on as they are, not copied.
+
+    Raises:
+        SerializationError: more than 65,535 buffers, or an envelope or payload of 4 GiB and more.
+    """
+    envelope = _encode_envelope(message)
+    size = _HEADER.size + 8 * len(buffers) + len(envelope) + len(payload)
+    try:
+        head = _HEADER.pack(_MAGIC, _WIRE_VERSION, 0, len(buffers), 0, len(envelope), len(payload))
+    except struct.error:
+        raise SerializationError(
+            f"a message with {len(buffers)} buffers and a payload of {len(payload)} bytes does not fit a frame "
+            f"(limits: {MAX_BUFFERS} buffers, 4 GiB)"
+        ) from None
+    if not buffers:
+        return [b"".join((head, envelope, payload, _PADDING[: -size % _FRAME_ALIGNMENT]))]
+    sizes = [len(buffer) for buffer in buffers]
+    table = struct.pack(f"<{len(sizes)}Q", *sizes)
+    parts: list[Buffer] = [b"".join((head, table, envelope, payload, _PADDING[: -size % BUFFER_ALIGNMENT]))]
+    for buffer, buffer_size in zip(buffers, sizes, strict=True):
+        parts.append(buffer)
+        if padding := -buffer_size % BUFFER_ALIGNMENT:
+            parts.append(_PADDING[:padding])
+    return parts
+
+
+def decode_frames(view: memoryview) -> list[Frame]:
+    """Every frame of one transport message, in order.
+
+    Raises:
+        ProtocolError: the bytes are not frames of this version, sizes do not add up, or an envelope is no message.
+    """
+    frames = []
+    offset = 0
+    while offset < len(view):
+        frame, offset = _decode_one(view, offset)
+        frames.append(frame)
+    if not frames:
+        raise ProtocolError("an empty transport message")
+    return frames
+
+
+def _decode_one(view: memoryview, start: int) -> tuple[Frame, int]:
+    available = len(view) - start
+    if available < _HEADER.size:
+        raise ProtocolError(f"{available} bytes are too few for a frame")
+    magic, version, _flags, num_buffers, _, envelope_len, payload_len = _HEADER.unpack_from(view, start)
+    if magic != _MAGIC:
+        raise ProtocolError(f"not an asyncparl frame: it starts with {bytes(magic)!r}")
+    if version != _WIRE_VERSION:
+        raise ProtocolError(f"frame version {version}; this side speaks {_WIRE_VERSION}")
+    table_at = start + _HEADER.size
+    envelope_at = table_at + 8 * num_buffers
+    payload_at = envelope_at + envelope_len
+    end = payload_at + payload_len
+    if end > len(view):
+        raise ProtocolError(f"a frame announces {end - start} bytes, but {available} are left")
+    try:
+        message = _decode_envelope(view[envelope_at:payload_at])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"a frame's envelope is no known message: {error}") from None
+    if not num_buffers:
+        return Frame(message, view[payload_at:end]), end + (start - end) % _FRAME_ALIGNMENT
+    sizes = struct.unpack_from(f"<{num_buffers}Q", view, table_at)
+    buffers, end_of_buffers = _slice_buffers(view, end + (start - end) % BUFFER_ALIGNMENT, sizes)
+    return Frame(message, view[payload_at:end], buffers), end_of_buffers
+
+
+def _slice_buffers(view: memoryview, offset: int, sizes: Sequence[int]) -> tuple[list[memoryview], int]:
+    buffers = []
+    for size in sizes:
+        if offset + size > len(view):
+            raise ProtocolError(f"a frame announces a buffer of {size} bytes at {offset}, beyond its {len(view)}")
+        buffers.append(view[offset : offset + size])
+        offset += size + -size % BUFFER_ALIGNMENT
+    return buffers, offset

@@ -1,0 +1,111 @@
+"""All messages of a link, one type each. Who sends it, when, and what must answer it.
+
+A link joins two processes. Either side may call the other: "caller" and "callee" below are roles in one call,
+not processes. A message travels in a frame (`frames.py`) that may also carry a payload: an encoded value
+(`values.py`) or, on control links, an encoded struct of `control.py`. The payload is not decoded here.
+
+Fields may be added at the end of a message; a peer that does not know them ignores them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
+    """First message, sent by both sides at once, without waiting for the other's.
+
+    A peer of another `protocol_version` is refused. `call_window` is how many unanswered calls the sender of
+    this message accepts.
+    """
+
+    protocol_version: int
+    call_window: int
+    name: str
+    pid: int
+
+
+class CallKind:
+    """What a `Call` asks for. Plain integers: they are on the wire."""
+
+    METHOD = 0
+    """Run a method. If it returns a generator, stream its items."""
+    GET_ATTRIBUTE = 1
+    SET_ATTRIBUTE = 2
+    CREATE = 3
+    """Build the object; always the first call of an owner's link."""
+    CLOSE = 4
+    """Answer after everything called before; then end the actor."""
+    CONTROL = 5
+    """A request to a node; the payload is a struct of `control.py`."""
+
+
+class Call(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """Sent by a caller; answered by exactly one `Returned`, `Raised` or `Cancelled`, after any number of `Item`.
+
+    `call_id` grows by one with every call of its sender: the callee sees a repeated call at once, so no call
+    runs twice. `credit` is how many items the caller takes before it grants more.
+    """
+
+    call_id: int
+    kind: int
+    target: str
+    credit: int
+
+
+class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    """The caller no longer wants the answer. Answered like the call itself; ignored if already answered."""
+
+    call_id: int
+
+
+class Returned(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """The call ended well; the payload is its value. `streamed`: it was a stream, and there are no more items."""
+
+    call_id: int
+    streamed: bool = False
+
+
+class ErrorReport(msgspec.Struct, array_like=True, frozen=True):
+    """An exception in words, for the case that it cannot be rebuilt; `note` names actor, node and pid."""
+
+    type_name: str
+    text: str
+    traceback: str
+    note: str
+
+
+class Raised(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """The call ended with an exception; the payload is the exception, or empty if it cannot be pickled."""
+
+    call_id: int
+    error: ErrorReport
+
+
+class Cancelled(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """The call was cancelled before it had a result, or its result was dropped."""
+
+    call_id: int
+
+
+class Item(msgspec.Struct, tag=6, array_like=True, frozen=True):
+    """The next value of a stream, as payload. Uses up one credit."""
+
+    call_id: int
+
+
+class Grant(msgspec.Struct, tag=7, array_like=True, frozen=True):
+    """The caller takes `num_items` more items of a stream. Ignored once the stream has ended."""
+
+    call_id: int
+    num_items: int
+
+
+class Goodbye(msgspec.Struct, tag=8, array_like=True, frozen=True):
+    """The last message of its sender: the loss of the link that follows is no accident."""
+
+
+Message = Hello | Call | Cancel | Returned | Raised | Cancelled | Item | Grant | Goodbye
+Answer = Returned | Raised | Cancelled

@@ -1,0 +1,281 @@
+"""User values <-> bytes and raw buffers.
+
+Two encodings, told apart by the first byte of the payload:
+
+- *plain*: None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and CPU torch tensors, in any nesting
+  of up to `_MAX_PLAIN_NODES` nodes. No pickle is involved on either side.
+- *pickle*: anything else, by pickle 5 with out-of-band buffers; what pickle cannot reach by name (lambdas, classes
+  of a notebook) by cloudpickle. Reading a pickle runs code that the sender chose: a trust decision, which is why
+  only drivers and workers read it, on links of their own cluster.
+
+An array never passes through the payload unless it is tiny: its memory is handed on as a buffer, without a copy, and
+the receiver builds its array on the memory that the message arrived in. Numpy and torch are never imported to encode
+(a value of theirs means that they are loaded), only to decode a value that needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from asyncparl.errors import SerializationError
+from asyncparl.protocol.frames import MAX_BUFFERS, Buffer
+
+_PLAIN = b"M"
+_PICKLE = b"P"
+
+_MAX_PLAIN_NODES = 512
+"""Walking a value costs about 0.2 us a node in Python; pickle's C code is faster for larger structures."""
+
+_MIN_BUFFER_BYTES = 1024
+"""Smaller arrays are cheaper inside the payload than as a buffer with its table entry and padding."""
+
+_LIST, _TUPLE, _DICT, _ARRAY, _TENSOR = range(5)
+_INT64 = range(-(2**63), 2**63)
+
+
+class Encoded(NamedTuple):
+    """A value ready for a frame. `buffers` may alias the caller's arrays: send, or `detach`, before they change."""
+
+    payload: bytes
+    buffers: Sequence[Buffer] = ()
+
+    def detach(self) -> Encoded:
+        """The same value with memory of its own."""
+        return Encoded(self.payload, [bytes(buffer) for buffer in self.buffers]) if self.buffers else self
+
+
+NOTHING = Encoded(b"")
+"""The encoding of None: no bytes at all."""
+
+
+def encode_value(value: object) -> Encoded:
+    """Encode any picklable value.
+
+    Raises:
+        SerializationError: the value cannot be pickled; the cause says why.
+    """
+    if value is None:
+        return NOTHING
+    buffers: list[Buffer] = []
+    try:
+        tree = _Lowering(buffers).lower(value)
+    except _NotPlain:
+        return _encode_by_pickle(value)
+    return Encoded(_PLAIN + _encode_tree(tree), buffers)
+
+
+def decode_value(payload: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
+    """Rebuild a value. Arrays are views of `buffers`, writable where the buffers are.
+
+    Raises:
+        SerializationError: the bytes are no value, or rebuilding it failed here; the cause says why.
+    """
+    if not payload:
+        return None
+    view = memoryview(payload)
+    try:
+        if view[:1] == _PLAIN:
+            return _raise_tree(_decode_tree(view[1:]), buffers)
+        if view[:1] == _PICKLE:
+            return pickle.loads(view[1:], buffers=buffers)
+    except Exception as error:
+        raise SerializationError(f"a received value cannot be rebuilt: {type(error).__name__}: {error}") from error
+    raise SerializationError(f"a received value starts with the unknown byte {bytes(view[:1])!r}")
+
+
+# --- plain ------------------------------------------------------------------------------------------------------
+
+
+class _NotPlain(Exception):
+    """The value has a part that the plain encoding does not cover. Never leaves this file."""
+
+
+_encode_tree = msgspec.msgpack.Encoder().encode
+_decode_tree = msgspec.msgpack.Decoder().decode
+
+
+class _Lowering:
+    """One walk over a value: containers become tagged lists, large arrays become references to buffers."""
+
+    __slots__ = ("_buffers", "_nodes", "_seen")
+
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self._buffers = buffers
+        self._nodes = 0
+        self._seen: set[int] = set()
+
+    def lower(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is int:
+            if value in _INT64:
+                return value
+            raise _NotPlain
+        if kind is float or kind is str or kind is bool or kind is bytes or value is None:
+            return value
+        self._count(value)
+        if kind is tuple:
+            return [_TUPLE, *map(self.lower, value)]
+        if kind is list:
+            return [_LIST, *map(self.lower, value)]
+        if kind is dict:
+            return [_DICT, *(self.lower(part) for pair in value.items() for part in pair)]
+        return self._lower_array(kind, value)
+
+    def _count(self, value: Any) -> None:
+        if type(value) is not tuple:
+            # The same list twice (or inside itself) must arrive as one list: pickle's memo does that.
+            if id(value) in self._seen:
+                raise _NotPlain
+            self._seen.add(id(value))
+        self._nodes += 1 + (len(value) if type(value) in (tuple, list, dict) else 0)
+        if self._nodes > _MAX_PLAIN_NODES:
+            raise _NotPlain
+
+    def _lower_array(self, kind: type, value: Any) -> Any:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and kind is numpy.ndarray and _is_plain_array(value):
+            fortran = value.flags.f_contiguous and not value.flags.c_contiguous
+            flat = _array_bytes(numpy, value.T if fortran else value)
+            return [_ARRAY, value.dtype.str, list(value.shape), fortran, self._reference(flat)]
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.Tensor and _is_plain_tensor(torch, value):
+            return [_TENSOR, str(value.dtype)[6:], list(value.shape), self._reference(_tensor_bytes(torch, value))]
+        raise _NotPlain
+
+    def _reference(self, flat: Any) -> int | bytes:
+        """The buffer's index, or the bytes themselves if they are few."""
+        if len(flat) < _MIN_BUFFER_BYTES or len(self._buffers) == MAX_BUFFERS:
+            return flat.tobytes()  # type: ignore[no-any-return]
+        self._buffers.append(memoryview(flat))
+        return len(self._buffers) - 1
+
+
+def _raise_tree(tree: Any, buffers: Sequence[memoryview]) -> Any:
+    if type(tree) is not list:
+        return tree
+    tag = tree[0]
+    if tag == _LIST:
+        return [_raise_tree(part, buffers) for part in tree[1:]]
+    if tag == _TUPLE:
+        return tuple([_raise_tree(part, buffers) for part in tree[1:]])
+    if tag == _DICT:
+        parts = [_raise_tree(part, buffers) for part in tree[1:]]
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+    if tag == _ARRAY:
+        _, dtype, shape, fortran, reference = tree
+        return _array_from(dtype, shape, fortran, _resolve(reference, buffers))
+    if tag == _TENSOR:
+        _, dtype_name, shape, reference = tree
+        return _tensor_from(dtype_name, shape, _resolve(reference, buffers))
+    raise ValueError(f"unknown tag {tag!r}")
+
+
+def _resolve(reference: int | bytes, buffers: Sequence[memoryview]) -> Buffer:
+    # Bytes inside the payload are read-only; a received array must be writable.
+    return buffers[reference] if isinstance(reference, int) else bytearray(reference)
+
+
+# --- arrays and tensors -----------------------------------------------------------------------------------------
+
+
+def _is_plain_array(array: Any) -> bool:
+    dtype = array.dtype
+    return dtype.kind in "SU" or (dtype.kind in "biufc" and dtype.isbuiltin == 1)
+
+
+def _array_bytes(numpy: Any, array: Any) -> Any:
+    """A flat uint8 view of the array, or of a contiguous copy if it has gaps."""
+    return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+
+
+def _array_from(dtype: str, shape: list[int], fortran: bool, buffer: Buffer) -> Any:
+    numpy = importlib.import_module("numpy")
+    flat = numpy.frombuffer(buffer, dtype=numpy.dtype(dtype))
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def _is_plain_tensor(torch: Any, tensor: Any) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _tensor_bytes(torch: Any, tensor: Any) -> Any:
+    # Through uint8 because numpy knows no bfloat16.
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _tensor_from(dtype_name: str, shape: list[int], buffer: Buffer) -> Any:
+    torch = importlib.import_module("torch")
+    dtype = getattr(torch, dtype_name)
+    if not len(buffer):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+
+
+# --- pickle -----------------------------------------------------------------------------------------------------
+
+
+def _encode_by_pickle(value: object) -> Encoded:
+    try:
+        return _pickled_with(pickle.Pickler, value)
+    except Exception as error:
+        # By far the most common reason is a lambda, a local class or a notebook's class.
+        try:
+            return _pickled_with(importlib.import_module("cloudpickle").CloudPickler, value)
+        except Exception:
+            raise SerializationError(
+                f"a value of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _pickled_with(pickler_type: Any, value: object) -> Encoded:
+    file = io.BytesIO()
+    file.write(_PICKLE)
+    buffers: list[Buffer] = []
+
+    def take_buffer(buffer: pickle.PickleBuffer) -> bool:
+        """Whether to leave the buffer inside the pickle."""
+        raw = buffer.raw()
+        if len(raw) < _MIN_BUFFER_BYTES or len(buffers) == MAX_BUFFERS:
+            return True
+        buffers.append(raw)
+        return False
+
+    pickler = _tensor_aware(pickler_type)(file, protocol=5, buffer_callback=take_buffer)
+    pickler.dump(value)
+    return Encoded(file.getvalue(), buffers)
+
+
+_tensor_aware_types: dict[type, Any] = {}
+
+
+def _tensor_aware(pickler_type: Any) -> Any:
+    """The same pickler, but torch tensors go out of band instead of being copied into the pickle."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):  # absent, or half-way through its import
+        return pickler_type
+    if pickler_type not in _tensor_aware_types:
+
+        class TensorAware(pickler_type):  # type: ignore[misc]
+            def reducer_override(self, value: Any) -> Any:
+                if type(value) is torch.Tensor and _is_plain_tensor(torch, value):
+                    flat = pickle.PickleBuffer(_tensor_bytes(torch, value))
+                    return _tensor_from, (str(value.dtype)[6:], list(value.shape), flat)
+                inherited: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
+                return NotImplemented if inherited is None else inherited(value)
+
+        _tensor_aware_types[pickler_type] = TensorAware
+    return _tensor_aware_types[pickler_type]

@@ -1,0 +1,185 @@
+"""One actor as its owner holds it: its link, its life and its death.
+
+The life is one task, `ActorHandle.run`: ask the node for a process, dial it, receive until the link is lost, learn why,
+settle every open call. Calls may be made from the first moment: they wait in the link.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+import structlog
+import trio
+
+from asyncparl.errors import ActorDied, AsyncparlError, CallFate
+from asyncparl.ids import ActorId
+from asyncparl.protocol.control import ActorExited, ActorStarted, Request, StartActor, StopActor
+from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.values import NOTHING, encode_value
+from asyncparl.runtime.call import Call, failed_call, make_call
+from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
+from asyncparl.transport import dial
+
+log = structlog.get_logger("asyncparl")
+
+_REPORT_LIMIT_S = 2.0
+"""How long a lost link waits for the node to say why."""
+_EXIT_LIMIT_S = 5.0
+"""How long an actor that was closed may take to end before it is killed."""
+
+
+class NodeRequests(Protocol):
+    """What an actor needs of its session."""
+
+    async def request(self, request: Request) -> Any: ...
+    def start_soon(self, function: Any, *args: Any) -> None: ...
+
+
+class ActorHandle:
+    """An actor that we own."""
+
+    def __init__(self, session: NodeRequests, actor_id: ActorId, name: str, plain_class: type) -> None:
+        self._session = session
+        self.actor_id = actor_id
+        self.name = name
+        self.plain_class = plain_class
+        self.pid: int | None = None
+        self._link = Link(LinkCore(name="driver", pid=os.getpid()))
+        self._creation: Call[None] | None = None
+        self._constructor_error: BaseException | None = None
+        self._intended_end = ""
+        self._report: ActorExited | None = None
+        self._reported = trio.Event()
+        self._gone = trio.Event()
+
+    # --- for proxies ----------------------------------------------------------------------------------------
+
+    def call(self, kind: int, target: str, argument: object = None, *, credit: int = 0) -> Call[Any]:
+        """Make a call. Whatever goes wrong is raised where it is awaited."""
+        name = f"{self.name}.{target}"
+        if self._link.is_lost:
+            return failed_call(name, self._why_dead(CallFate.NEVER_STARTED))
+        try:
+            value = NOTHING if argument is None else encode_value(argument)
+        except Exception as error:
+            return failed_call(name, error)
+        return make_call(self._link, name, kind, target, value, credit=credit)
+
+    @property
+    def state(self) -> str:
+        """For people: where the actor is in its life."""
+        if self._link.is_lost:
+            return "dead"
+        return "starting" if self.pid is None else f"pid {self.pid}"
+
+    async def wait_created(self) -> None:
+        """Until the constructor has run; raises what it raised."""
+        assert self._creation is not None
+        await self._creation
+
+    async def close(self) -> None:
+        """End it after everything that was called before."""
+        self.expect_end("it was closed")
+        try:
+            await self._quit()
+            with trio.move_on_after(_EXIT_LIMIT_S):
+                await self._gone.wait()
+        finally:
+            if not self._gone.is_set():
+                self._session.start_soon(self._stop_process)
+        await self._gone.wait()
+
+    async def kill(self) -> None:
+        """End it at once."""
+        self.expect_end("it was killed by its owner")
+        self._session.start_soon(self._stop_process)
+        await self._gone.wait()
+
+    # --- its life -------------------------------------------------------------------------------------------
+
+    def create(self, plain_class: type, max_concurrency: int, args: Any, kwargs: Any) -> None:
+        """Make the first call: build the object."""
+        self._creation = self.call(CallKind.CREATE, "__init__", (plain_class, max_concurrency, args, kwargs))
+
+    async def run(self, num_cpus: float) -> None:
+        """From the request to the node until the process is gone and every call is settled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_constructor)
+            try:
+                why = await self._live(num_cpus)
+                if not self._reported.is_set():
+                    await self._stop_process()
+                    with trio.move_on_after(_REPORT_LIMIT_S):
+                        await self._reported.wait()
+                self._report = self._report or ActorExited(self.actor_id, why, None, None, [])
+            finally:
+                self._link.lose(self._why_dead)
+                self._gone.set()
+                nursery.cancel_scope.cancel()
+
+    def expect_end(self, reason: str) -> None:
+        """The coming end is wanted; say so to whoever still makes calls."""
+        self._intended_end = self._intended_end or reason
+
+    def exited(self, report: ActorExited) -> None:
+        """The node says how the process ended."""
+        self._report = report
+        self._reported.set()
+
+    async def _live(self, num_cpus: float) -> str:
+        """Until the link is lost; why."""
+        try:
+            started = await self._session.request(StartActor(self.actor_id, self.name, num_cpus))
+            assert isinstance(started, ActorStarted)
+            channel = await dial(started.address, max_message_bytes=MAX_MESSAGE_BYTES)
+        except (AsyncparlError, OSError) as error:
+            return str(error)
+        self.pid = started.pid
+        self._link.attach(channel)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hang_up_after_report)
+            why = await self._link.run()
+            with trio.move_on_after(_REPORT_LIMIT_S):
+                await self._reported.wait()
+            nursery.cancel_scope.cancel()
+        return why
+
+    async def _hang_up_after_report(self) -> None:
+        # The loss of the link follows the death of the process; if it does not, then we make it.
+        await self._reported.wait()
+        await trio.sleep(1)
+        self._link.disconnect()
+
+    async def _watch_constructor(self) -> None:
+        """A constructor that raises ends its actor, and every call raises the same."""
+        try:
+            await self.wait_created()
+        except ActorDied:
+            pass  # told to whoever makes calls
+        except Exception as error:
+            self._constructor_error = error
+            log.warning("constructor failed", actor=self.name, error=f"{type(error).__name__}: {error}")
+            await self._quit()
+
+    async def _quit(self) -> None:
+        """Let the worker answer everything that was called, then hang up: it ends by itself."""
+        try:
+            await self.call(CallKind.CLOSE, "close")
+        except Exception:  # noqa: S110
+            pass  # dead already, or its constructor failed: it is told to end all the same
+        self._link.disconnect()
+
+    async def _stop_process(self) -> None:
+        try:
+            await self._session.request(StopActor(self.actor_id, 0.0))
+        except AsyncparlError:
+            pass  # the node is gone, and every process of it
+
+    def _why_dead(self, fate: CallFate) -> BaseException:
+        if self._constructor_error is not None:
+            return self._constructor_error
+        report = self._report or ActorExited(self.actor_id, "its session has ended", None, None, [])
+        reason = self._intended_end or report.reason
+        return ActorDied(self.name, reason, report.exit_code, report.signal, report.log_tail, fate)

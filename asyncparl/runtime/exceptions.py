@@ -1,0 +1,68 @@
+"""Exceptions across a link: packed where they are raised, rebuilt where they are awaited."""
+
+from __future__ import annotations
+
+import traceback
+
+from asyncparl.errors import RemoteError, RemoteTraceback, SerializationError
+from asyncparl.protocol.frames import Frame
+from asyncparl.protocol.messages import ErrorReport, Raised
+from asyncparl.protocol.values import NOTHING, Encoded, decode_value, encode_value
+
+_MAX_TEXT = 64 * 1024
+
+
+def pack_exception(error: BaseException, *, note: str, skip_frames: int = 0) -> tuple[ErrorReport, Encoded]:
+    """An exception in words and, if it survives a round trip here, as itself.
+
+    Args:
+        note: who raised it, for the reader at the other end.
+        skip_frames: leading traceback entries of our own to leave out.
+    """
+    tb = error.__traceback__
+    for _ in range(skip_frames):
+        tb = tb.tb_next if tb is not None else None
+    formatted = "".join(traceback.format_exception(type(error), error, tb))
+    report = ErrorReport(_qualified_name(type(error)), _text_of(error), formatted[-_MAX_TEXT:], note)
+    return report, _pack_if_rebuildable(error)
+
+
+def rebuild_exception(frame: Frame) -> BaseException:
+    """The exception of a `Raised` frame, as its own type if possible, else a `RemoteError`.
+
+    Its cause shows the remote traceback, its last note names the actor.
+    """
+    assert isinstance(frame.message, Raised)
+    report = frame.message.error
+    error: BaseException = RemoteError(report.type_name, report.text, report.traceback)
+    if len(frame.payload):
+        try:
+            rebuilt = decode_value(frame.payload, frame.buffers)
+        except SerializationError:
+            rebuilt = None  # its module is missing here, say; the words are enough
+        if isinstance(rebuilt, BaseException):
+            error = rebuilt
+    error.__cause__ = RemoteTraceback(report.traceback)
+    error.add_note(report.note)
+    return error
+
+
+def _pack_if_rebuildable(error: BaseException) -> Encoded:
+    # Many exceptions with an __init__ of their own pickle well and fail when they are read: try both.
+    try:
+        value = encode_value(error)
+        rebuilt = decode_value(value.payload, [memoryview(buffer) for buffer in value.buffers])
+    except Exception:
+        return NOTHING
+    return value if type(rebuilt) is type(error) else NOTHING
+
+
+def _qualified_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_TEXT]
+    except Exception as second:
+        return f"<str() of it raised {type(second).__name__}>"

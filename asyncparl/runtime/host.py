@@ -1,0 +1,265 @@
+"""An actor inside its process: builds the object, runs its methods, answers.
+
+Two threads meet here. Calls arrive in the event loop. Methods without `async`, attributes and the steps of generators
+are jobs of the executor, which is the main thread: one at a time, in order, and never in the loop's way. `async`
+methods are tasks of the loop. Answers leave from whichever thread has them.
+
+A generator is run one item at a time, each a job of its own that goes to the end of the queue: other calls get their turn
+between two items.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from asyncparl.errors import SerializationError
+from asyncparl.protocol.frames import Frame
+from asyncparl.protocol.link import CallArrived
+from asyncparl.protocol.messages import Call, CallKind, ErrorReport
+from asyncparl.protocol.values import Encoded, decode_value, encode_value
+from asyncparl.runtime.exceptions import pack_exception
+from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.link import Link
+
+Key = tuple[Link, int]
+"""One call among those of all links."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    generator: Generator[Any, Any, Any]
+    parked: bool = False
+    """Out of credit; whoever brings news submits the next step."""
+
+
+class ActorHost:
+    """Serves the calls of every link of one actor."""
+
+    def __init__(self, executor: Executor, nursery: trio.Nursery, note: str) -> None:
+        self._executor = executor
+        self._nursery = nursery
+        self._note = note
+        self._loop = trio.lowlevel.current_trio_token()
+        self._object: Any = None
+        self._failure: tuple[ErrorReport, Encoded] | None = None
+        """Why there is no object."""
+        self._early: list[tuple[Link, CallArrived]] | None = []
+        """Calls that came before the object was there; None once it is."""
+        self._limiter: trio.CapacityLimiter | None = None
+        self._is_async: dict[str, bool] = {}
+        self._lock = threading.Lock()
+        self._streams: dict[Key, _Stream] = {}
+        self._scopes: dict[Key, trio.CancelScope] = {}
+        self._credit_news: dict[Key, trio.Event] = {}
+
+    # --- told by the links, in the event loop ---------------------------------------------------------------
+
+    def call_arrived(self, link: Link, arrived: CallArrived) -> None:
+        """Start to serve a call."""
+        if arrived.call.kind == CallKind.CREATE:
+            self._executor.submit(lambda: self._create(link, arrived.call, arrived.frame))
+        elif self._early is not None:
+            self._early.append((link, arrived))
+        else:
+            self._dispatch(link, arrived.call, arrived.frame)
+
+    def cancel_arrived(self, link: Link, call_id: int) -> None:
+        """Stop serving a call, where it can be stopped."""
+        if (scope := self._scopes.get((link, call_id))) is not None:
+            scope.cancel()
+        self._resume_stream(link, call_id)
+
+    def grant_arrived(self, link: Link, call_id: int) -> None:
+        """A stream may go on."""
+        if (event := self._credit_news.get((link, call_id))) is not None:
+            event.set()
+        self._resume_stream(link, call_id)
+
+    def link_lost(self, link: Link) -> None:
+        """Nobody hears the answers of this link any more."""
+        for key, scope in list(self._scopes.items()):
+            if key[0] is link:
+                scope.cancel()
+        with self._lock:
+            keys = [key for key in self._streams if key[0] is link]
+        for key in keys:
+            self._resume_stream(*key)
+
+    # --- what kind of work ----------------------------------------------------------------------------------
+
+    def _dispatch(self, link: Link, call: Call, frame: Frame) -> None:
+        if call.kind == CallKind.METHOD and self._failure is None and self._runs_in_loop(call.target):
+            self._nursery.start_soon(self._run_async, link, call, frame)
+        else:
+            self._executor.submit(lambda: self._run(link, call, frame))
+
+    def _runs_in_loop(self, name: str) -> bool:
+        known = self._is_async.get(name)
+        if known is None:
+            # Looked up without running any code of the user's: this is the event loop.
+            function = inspect.getattr_static(type(self._object), name, None)
+            if isinstance(function, (staticmethod, classmethod)):
+                function = function.__func__
+            known = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+            self._is_async[name] = known
+        return known
+
+    def _created(self) -> None:
+        """In the event loop: serve what came early."""
+        early, self._early = self._early, None
+        for link, arrived in early or ():
+            self._dispatch(link, arrived.call, arrived.frame)
+
+    # --- jobs of the executor -------------------------------------------------------------------------------
+
+    def _create(self, link: Link, call: Call, frame: Frame) -> None:
+        try:
+            cls, max_concurrency, args, kwargs = decode_value(frame.payload, frame.buffers)
+            self._limiter = trio.CapacityLimiter(max_concurrency)
+            self._object = cls(*args, **kwargs)
+        except Exception as error:
+            self._failure = pack_exception(error, note=self._note, skip_frames=1)
+            link.answer_raised(call.call_id, *self._failure)
+        else:
+            link.answer_returned(call.call_id)
+        self._loop.run_sync_soon(self._created)
+
+    def _run(self, link: Link, call: Call, frame: Frame) -> None:
+        call_id = call.call_id
+        if not link.is_wanted(call_id):
+            link.answer_cancelled(call_id)
+            return
+        if self._failure is not None:
+            link.answer_raised(call_id, *self._failure)
+            return
+        try:
+            result = self._perform(call, frame)
+            if isinstance(result, Generator):
+                self._start_stream(link, call_id, result)
+            else:
+                link.answer_returned(call_id, encode_value(result))
+        except Exception as error:
+            self._answer_error(link, call_id, error)
+
+    def _perform(self, call: Call, frame: Frame) -> Any:
+        if call.target.startswith("_"):
+            raise AttributeError(f"{call.target!r} is private: only public names of a remote object can be used")
+        if call.kind == CallKind.METHOD:
+            args, kwargs = decode_value(frame.payload, frame.buffers) or ((), {})
+            return getattr(self._object, call.target)(*args, **kwargs)
+        if call.kind == CallKind.GET_ATTRIBUTE:
+            value = getattr(self._object, call.target)
+            if inspect.ismethod(value):
+                raise TypeError(f"{call.target} is a method: call it")
+            return value
+        if call.kind == CallKind.SET_ATTRIBUTE:
+            setattr(self._object, call.target, decode_value(frame.payload, frame.buffers))
+            return None
+        if call.kind == CallKind.CLOSE:
+            return None
+        raise SerializationError(f"a call of unknown kind {call.kind}")
+
+    def _start_stream(self, link: Link, call_id: int, generator: Generator[Any, Any, Any]) -> None:
+        with self._lock:
+            self._streams[link, call_id] = stream = _Stream(generator)
+        self._step(link, call_id, stream)
+
+    def _step(self, link: Link, call_id: int, stream: _Stream) -> None:
+        """Make one item, if it may be sent."""
+        if not link.is_wanted(call_id):
+            self._end_stream(link, call_id)
+            try:
+                stream.generator.close()
+            except Exception as error:
+                self._answer_error(link, call_id, error)
+            else:
+                link.answer_cancelled(call_id)
+            return
+        with self._lock:
+            stream.parked = not link.has_credit(call_id)
+        if stream.parked:
+            return
+        try:
+            link.send_item(call_id, encode_value(next(stream.generator)))
+        except StopIteration:
+            self._end_stream(link, call_id)
+            link.answer_returned(call_id, streamed=True)
+        except Exception as error:
+            self._end_stream(link, call_id)
+            stream.generator.close()
+            self._answer_error(link, call_id, error)
+        else:
+            self._executor.submit(lambda: self._step(link, call_id, stream))
+
+    def _end_stream(self, link: Link, call_id: int) -> None:
+        with self._lock:
+            del self._streams[link, call_id]
+
+    def _resume_stream(self, link: Link, call_id: int) -> None:
+        with self._lock:
+            stream = self._streams.get((link, call_id))
+            if stream is None or not stream.parked:
+                return
+            stream.parked = False
+        self._executor.submit(lambda: self._step(link, call_id, stream))
+
+    def _answer_error(self, link: Link, call_id: int, error: BaseException) -> None:
+        link.answer_raised(call_id, *pack_exception(error, note=self._note, skip_frames=2))
+
+    # --- tasks of the event loop ----------------------------------------------------------------------------
+
+    async def _run_async(self, link: Link, call: Call, frame: Frame) -> None:
+        key = (link, call.call_id)
+        assert self._limiter is not None
+        with trio.CancelScope() as self._scopes[key]:
+            try:
+                async with self._limiter:
+                    await self._answer_async(link, call, frame)
+            except Exception as error:
+                self._answer_error(link, call.call_id, error)
+            except SystemExit as stop:
+                self._executor.submit(_raiser(stop))
+        if self._scopes.pop(key).cancelled_caught:
+            link.answer_cancelled(call.call_id)
+
+    async def _answer_async(self, link: Link, call: Call, frame: Frame) -> None:
+        if call.target.startswith("_"):
+            raise AttributeError(f"{call.target!r} is private: only public names of a remote object can be used")
+        args, kwargs = decode_value(frame.payload, frame.buffers) or ((), {})
+        result = getattr(self._object, call.target)(*args, **kwargs)
+        if isinstance(result, AsyncGenerator):
+            await self._stream_async(link, call.call_id, result)
+            link.answer_returned(call.call_id, streamed=True)
+        else:
+            link.answer_returned(call.call_id, encode_value(await result))
+
+    async def _stream_async(self, link: Link, call_id: int, generator: AsyncGenerator[Any, Any]) -> None:
+        key = (link, call_id)
+        self._credit_news[key] = trio.Event()
+        try:
+            while True:
+                while not link.has_credit(call_id):
+                    self._credit_news[key] = trio.Event()
+                    await self._credit_news[key].wait()
+                try:
+                    item = await anext(generator)
+                except StopAsyncIteration:
+                    return
+                link.send_item(call_id, encode_value(item))
+        finally:
+            del self._credit_news[key]
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await generator.aclose()
+
+
+def _raiser(error: BaseException) -> Callable[[], None]:
+    def job() -> None:
+        raise error
+
+    return job

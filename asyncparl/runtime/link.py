@@ -1,0 +1,326 @@
+"""A link: one channel joined to one protocol core. The only place where bytes meet messages.
+
+Receiving is one task, `Link.run`. Sending needs none: whoever has something to say sends it at once, from whatever
+thread, and only what a full channel refuses waits for the link's sender task. A lock guards the core, because a
+worker's methods run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from asyncparl.errors import CallFate, MessageTooLarge, ProtocolError
+from asyncparl.protocol.frames import Buffer, Frame, decode_frames, encode_frame
+from asyncparl.protocol.link import (
+    AnswerArrived,
+    CallArrived,
+    CancelArrived,
+    GrantArrived,
+    ItemArrived,
+    LinkCore,
+    LinkState,
+    Opened,
+    PeerClosing,
+)
+from asyncparl.protocol.messages import ErrorReport
+from asyncparl.protocol.values import NOTHING, Encoded
+from asyncparl.transport.base import Channel
+
+MAX_MESSAGE_BYTES = 1 << 30
+"""What a channel accepts in one message."""
+
+_MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+"""The rest is room for the frame around a value: header, table, envelope, padding."""
+
+_DRAIN_LIMIT = 64
+"""Messages handled before other tasks get their turn."""
+
+_JOIN_LIMIT_BYTES = 1 << 16
+"""Small frames that wait together are sent together, up to this size."""
+
+
+class Caller(Protocol):
+    """Who waits for a call of ours."""
+
+    def answer_arrived(self, frame: Frame) -> None: ...
+    def item_arrived(self, frame: Frame) -> None: ...
+    def call_lost(self, error: BaseException) -> None: ...
+
+
+class Callee(Protocol):
+    """Who serves the calls of the peer. Called in the event loop; must not block."""
+
+    def call_arrived(self, link: Link, arrived: CallArrived) -> None: ...
+    def cancel_arrived(self, link: Link, call_id: int) -> None: ...
+    def grant_arrived(self, link: Link, call_id: int) -> None: ...
+
+
+def check_size(value: Encoded) -> None:
+    """Refuse what no channel would take.
+
+    Raises:
+        MessageTooLarge: with the size and the limit.
+    """
+    if not value.buffers and len(value.payload) <= _JOIN_LIMIT_BYTES:
+        return
+    size = len(value.payload) + sum(len(buffer) for buffer in value.buffers)
+    if size > _MAX_VALUE_BYTES:
+        raise MessageTooLarge(f"a value of {size:,} bytes; the limit of one message is {_MAX_VALUE_BYTES:,} bytes")
+
+
+class Link:
+    """One end of a link. Calls may be made before it has a channel: they wait in the core."""
+
+    def __init__(self, core: LinkCore, callee: Callee | None = None) -> None:
+        self.core = core
+        self._callee = callee
+        self._lock = threading.Lock()
+        self._callers: dict[int, Caller] = {}
+        self._channel: Channel | None = None
+        self._refused: list[Buffer] = []
+        """The parts of the one message that the full channel did not take."""
+        self._blocked = trio.Event()
+        self._loop_thread = threading.get_ident()
+        self._loop = trio.lowlevel.current_trio_token()
+        self.peer_said_goodbye = False
+
+    # --- calling --------------------------------------------------------------------------------------------
+
+    def call(self, caller: Caller, kind: int, target: str, value: Encoded = NOTHING, *, credit: int = 0) -> int:
+        """Make a call; its id. Event loop only.
+
+        Raises:
+            MessageTooLarge: nothing was sent.
+        """
+        check_size(value)
+        with self._lock:
+            call_id = self.core.call(kind, target, value, credit=credit)
+            self._callers[call_id] = caller
+            self._flush()
+        return call_id
+
+    def cancel(self, call_id: int) -> None:
+        """Give up on a call of ours: its caller hears nothing more."""
+        with self._lock:
+            if self._callers.pop(call_id, None) is not None and self.core.cancel(call_id):
+                self._flush()
+
+    def grant(self, call_id: int, num_items: int) -> None:
+        """Take more items of a stream."""
+        with self._lock:
+            self.core.grant(call_id, num_items)
+            self._flush()
+
+    # --- answering; from any thread -------------------------------------------------------------------------
+
+    def answer_returned(self, call_id: int, value: Encoded = NOTHING, *, streamed: bool = False) -> None:
+        """Answer a call of the peer's.
+
+        Raises:
+            MessageTooLarge: nothing was sent, and the call is still owed an answer.
+        """
+        check_size(value)
+        with self._lock:
+            self.core.answer_returned(call_id, value, streamed=streamed)
+            self._flush()
+
+    def answer_raised(self, call_id: int, error: ErrorReport, value: Encoded = NOTHING) -> None:
+        """Answer a call of the peer's with an exception."""
+        with self._lock:
+            self.core.answer_raised(call_id, error, value)
+            self._flush()
+
+    def answer_cancelled(self, call_id: int) -> None:
+        """Answer a call of the peer's that was cancelled."""
+        with self._lock:
+            self.core.answer_cancelled(call_id)
+            self._flush()
+
+    def send_item(self, call_id: int, value: Encoded) -> None:
+        """Send the next item of a stream; its credit must have been looked at.
+
+        Raises:
+            MessageTooLarge: nothing was sent.
+        """
+        check_size(value)
+        with self._lock:
+            self.core.send_item(call_id, value)
+            self._flush()
+
+    def is_wanted(self, call_id: int) -> bool:
+        """Whether the peer still waits for this call of its own."""
+        with self._lock:
+            return self.core.callee.is_wanted(call_id)
+
+    def has_credit(self, call_id: int) -> bool:
+        """Whether the peer takes another item of this stream."""
+        with self._lock:
+            return self.core.callee.has_credit(call_id)
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def attach(self, channel: Channel) -> None:
+        """Give the link its channel; what waited is sent."""
+        with self._lock:
+            self._channel = channel
+            self._flush()
+
+    async def run(self) -> str:
+        """Receive until the link is lost; returns why. The open calls stay open until `lose`.
+
+        Callers and the callee are told in this task, so they must not block.
+        """
+        assert self._channel is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_refused, self._channel)
+            try:
+                why = await self._receive(self._channel)
+            finally:
+                self._channel.close()
+                nursery.cancel_scope.cancel()
+        with self._lock:
+            # What is called from now on has certainly not been started.
+            self.core.caller.window = 0
+        return why
+
+    def lose(self, error_for: Callable[[CallFate], BaseException]) -> list[int]:
+        """Settle everything: our open calls with an error of the caller's choice. Returns the peer's open calls."""
+        with self._lock:
+            lost, unanswered = self.core.lose()
+            callers, self._callers = self._callers, {}
+            self._refused = []
+        self.disconnect()
+        for call_id, fate in lost:
+            callers[call_id].call_lost(error_for(fate))
+        return unanswered
+
+    def disconnect(self) -> None:
+        """Close the channel: `run` returns."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def run_soon(self, function: Callable[[], object]) -> None:
+        """Run something in the event loop, soon. From any thread, and from a finalizer."""
+        try:
+            self._loop.run_sync_soon(function)
+        except trio.RunFinishedError:
+            pass  # the loop is gone, and the link with it
+
+    def flush(self) -> None:
+        """Send what waits, as far as the channel takes it."""
+        with self._lock:
+            self._flush()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether `lose` was called."""
+        return self.core.state is LinkState.LOST
+
+    # --- receiving ------------------------------------------------------------------------------------------
+
+    async def _receive(self, channel: Channel) -> str:
+        try:
+            while True:
+                self._take_in(await channel.receive())
+                for _ in range(_DRAIN_LIMIT):
+                    try:
+                        view = channel.receive_nowait()
+                    except trio.WouldBlock:
+                        break
+                    self._take_in(view)
+        except trio.BrokenResourceError:
+            return "the connection was lost"
+        except trio.ClosedResourceError:
+            return "the connection was closed"
+        except ProtocolError as error:
+            return f"the peer broke the protocol: {error}"
+
+    def _take_in(self, view: memoryview) -> None:
+        for frame in decode_frames(view):
+            with self._lock:
+                event = self.core.receive(frame)
+                if self.core.has_outgoing:
+                    self._flush()
+            match event:
+                case AnswerArrived(call_id, frame):
+                    # Absent: cancelled in this very moment.
+                    if (caller := self._callers.pop(call_id, None)) is not None:
+                        caller.answer_arrived(frame)
+                case ItemArrived(call_id, frame):
+                    if (caller := self._callers.get(call_id)) is not None:
+                        caller.item_arrived(frame)
+                case CallArrived():
+                    self._serving().call_arrived(self, event)
+                case CancelArrived(call_id):
+                    self._serving().cancel_arrived(self, call_id)
+                case GrantArrived(call_id):
+                    self._serving().grant_arrived(self, call_id)
+                case PeerClosing():
+                    self.peer_said_goodbye = True
+                case Opened() | None:
+                    pass
+
+    def _serving(self) -> Callee:
+        if self._callee is None:
+            raise ProtocolError("the peer made a call, and nothing is served here")
+        return self._callee
+
+    # --- sending --------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Send as much as the channel takes. The lock is held."""
+        channel = self._channel
+        core = self.core
+        if channel is None:
+            core.detach_outgoing()
+            return
+        try:
+            if self._refused:
+                channel.send_nowait(self._refused)
+                self._refused = []
+            while core.has_outgoing:
+                parts = self._next_parts()
+                try:
+                    channel.send_nowait(parts)
+                except trio.WouldBlock:
+                    self._refused = [b"".join(parts)]
+                    raise
+        except trio.WouldBlock:
+            core.detach_outgoing()
+            self._wake_sender()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the receiving task learns of it too, and settles what is open
+
+    def _next_parts(self) -> list[Buffer]:
+        """The next message for the channel: one frame, or several small ones."""
+        core = self.core
+        message, value = core.take_outgoing()
+        parts = encode_frame(message, value.payload, value.buffers)
+        if value.buffers or not core.has_outgoing:
+            return parts
+        size = len(parts[0])
+        while core.has_outgoing and size < _JOIN_LIMIT_BYTES and not core.next_outgoing.value.buffers:
+            message, value = core.take_outgoing()
+            parts += encode_frame(message, value.payload)
+            size += len(parts[-1])
+        return parts
+
+    def _wake_sender(self) -> None:
+        if threading.get_ident() == self._loop_thread:
+            self._blocked.set()
+        else:
+            self.run_soon(lambda: self._blocked.set())
+
+    async def _send_refused(self, channel: Channel) -> None:
+        try:
+            while True:
+                await self._blocked.wait()
+                self._blocked = trio.Event()
+                await channel.wait_sendable()
+                self.flush()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # as in `_flush`

@@ -1,0 +1,155 @@
+"""A worker: the process of one actor. The event loop runs in a thread, the actor's own code in the main thread.
+
+It ends when its owner closes it, when its code calls `sys.exit`, or when the node says so (SIGTERM, then SIGKILL).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import traceback
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+import trio
+
+from asyncparl.errors import CallCancelled
+from asyncparl.protocol.link import CallArrived, LinkCore
+from asyncparl.protocol.messages import CallKind
+from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.host import ActorHost
+from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
+from asyncparl.runtime.main_module import install_lazy_main
+from asyncparl.runtime.zygote import Fork, ZygoteSetup
+from asyncparl.transport import listen
+from asyncparl.transport.base import Channel
+
+TERMINATED = 128 + signal.SIGTERM
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def run_worker(setup: ZygoteSetup, fork: Fork, *, ready_fd: int) -> int:
+    """Be the worker, in a process of its own; the exit code."""
+    _settle_in(setup, fork)
+    executor = Executor()
+    thread = threading.Thread(
+        target=_run_loop, args=(setup, fork, ready_fd, executor), name="asyncparl-loop", daemon=True
+    )
+    thread.start()
+    try:
+        executor.run()
+        return 0
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        atexit._run_exitfuncs()
+        _flush_standard_streams()
+
+
+def _settle_in(setup: ZygoteSetup, fork: Fork) -> None:
+    # What was registered before the fork belongs to the zygote.
+    atexit._clear()
+    for name, value in setup.environ.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for name in _THREAD_VARIABLES:
+        os.environ.setdefault(name, str(fork.num_threads))
+    torch = sys.modules.get("torch")
+    if torch is not None and fork.num_threads > 1:
+        torch.set_num_threads(fork.num_threads)
+    install_lazy_main(setup.main_path, setup.main_module)
+    signal.signal(signal.SIGTERM, _terminate)
+    # Ctrl-C is the driver's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # New objects: the inherited ones still believe to write to what the zygote wrote to.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    # An exception, so that `finally` and `with` of the actor's code get their chance.
+    raise SystemExit(TERMINATED)
+
+
+def _run_loop(setup: ZygoteSetup, fork: Fork, ready_fd: int, executor: Executor) -> None:
+    try:
+        trio.run(_serve, setup, fork, ready_fd, executor)
+    except BaseException:
+        # Without its loop the actor can neither hear nor answer.
+        traceback.print_exc()
+        _flush_standard_streams()
+        os._exit(1)
+
+
+async def _serve(setup: ZygoteSetup, fork: Fork, ready_fd: int, executor: Executor) -> None:
+    pid = os.getpid()
+    listener = listen(f"ipc://{setup.directory}/{fork.actor_id}", max_message_bytes=MAX_MESSAGE_BYTES)
+    os.write(ready_fd, listener.address.encode())
+    os.close(ready_fd)
+    async with trio.open_nursery() as nursery:
+        host = ActorHost(executor, nursery, f"raised in {fork.name} (pid {pid})")
+        while True:
+            channel = await listener.accept()
+            nursery.start_soon(_serve_link, host, channel, fork.name, pid, executor)
+
+
+async def _serve_link(host: ActorHost, channel: Channel, name: str, pid: int, executor: Executor) -> None:
+    callee = _WorkerCallee(host)
+    link = Link(LinkCore(name=name, pid=pid), callee)
+    link.attach(channel)
+    await link.run()
+    link.lose(lambda _: CallCancelled("the link was lost"))
+    host.link_lost(link)
+    if callee.closing:
+        # Our owner has every answer, or is gone; there is nobody left to work for.
+        executor.stop()
+
+
+class _WorkerCallee:
+    """The host, and a note of whether the peer asked us to end."""
+
+    def __init__(self, host: ActorHost) -> None:
+        self._host = host
+        self.cancel_arrived = host.cancel_arrived
+        self.grant_arrived = host.grant_arrived
+        self.closing = False
+
+    def call_arrived(self, link: Link, arrived: CallArrived) -> None:
+        self.closing = self.closing or arrived.call.kind == CallKind.CLOSE
+        self._host.call_arrived(link, arrived)
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _flush_standard_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # the node is gone, or the actor's code closed it
+
+
+def main() -> None:
+    """A worker that was not forked: its descriptor and its description are on the command line."""
+    setup, fork = msgspec.json.decode(sys.argv[2], type=tuple[ZygoteSetup, Fork])
+    ready_fd = int(sys.argv[1])
+    sys.argv[:] = setup.argv
+    sys.path[:] = setup.sys_path
+    os._exit(run_worker(setup, fork, ready_fd=ready_fd))

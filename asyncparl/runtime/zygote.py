@@ -1,0 +1,274 @@
+"""The zygote: the process that all workers of a node are forked from.
+
+It has imported what workers need (numpy, and torch and gymnasium where the driver uses them), so a worker starts in the
+time of a fork. To be safe to fork it has one thread, no event loop and no NNG socket. It runs no user code.
+
+It is the parent of the workers, so it alone kills and reaps them: a pid is never signalled after it was reaped. When
+its socket to the node closes (the node died) it kills every worker and ends; when it dies itself, the kernel kills
+the workers (PDEATHSIG).
+
+Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard output,
+standard error, and the pipe on which the worker reports that it is ready. Where there is no fork, workers are
+started as fresh interpreters, with the same messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from typing import NoReturn
+
+import msgspec
+
+MAX_PACKET_BYTES = 1 << 16
+NUM_FORK_FDS = 3
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ZygoteSetup(msgspec.Struct, frozen=True):
+    """What all workers of this zygote have in common. On the command line of the zygote, as JSON."""
+
+    control_fd: int
+    directory: str
+    sys_path: list[str]
+    argv: list[str]
+    main_path: str | None
+    """The driver's script, imported in a worker when it needs a class of `__main__`."""
+    main_module: str | None
+    preload: list[str]
+    start_method: str
+    environ: dict[str, str | None]
+    """The values that workers shall see of the variables that the zygote itself has other values of."""
+
+
+class Fork(msgspec.Struct, tag=True, frozen=True):
+    """Node to zygote: start a worker."""
+
+    actor_id: str
+    name: str
+    num_threads: int
+
+
+class Kill(msgspec.Struct, tag=True, frozen=True):
+    """Node to zygote: signal a worker's whole process group. Ignored if it has ended."""
+
+    actor_id: str
+    signal: int
+
+
+class Forked(msgspec.Struct, tag=True, frozen=True):
+    """Zygote to node: the worker exists."""
+
+    actor_id: str
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, tag=True, frozen=True):
+    """Zygote to node: the worker could not be started."""
+
+    actor_id: str
+    reason: str
+
+
+class Exited(msgspec.Struct, tag=True, frozen=True):
+    """Zygote to node: the worker has ended and nothing of its process group is left."""
+
+    actor_id: str
+    exit_code: int | None
+    signal: int | None
+
+
+ToZygote = Fork | Kill
+FromZygote = Forked | ForkFailed | Exited
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
+decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
+
+
+class _Zygote:
+    def __init__(self, setup: ZygoteSetup) -> None:
+        self._setup = setup
+        self._control = socket.socket(fileno=setup.control_fd)
+        self._workers: dict[int, str] = {}
+        self._child_signal, wakeup = os.pipe()
+        for fd in (self._child_signal, wakeup):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self._wakeup = wakeup
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Ctrl-C is the driver's business; the node tells us what to do.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def serve(self) -> None:
+        """Until the node is gone. Returns only in the zygote itself, never in a worker."""
+        while True:
+            ready, _, _ = select.select([self._control.fileno(), self._child_signal], [], [])
+            if self._child_signal in ready:
+                os.read(self._child_signal, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._handle_packet():
+                break
+        self._kill_all()
+
+    def _handle_packet(self) -> bool:
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, NUM_FORK_FDS)
+        except ConnectionError:
+            return False
+        if not packet:
+            return False
+        message = decode_to_zygote(packet)
+        if isinstance(message, Fork):
+            try:
+                self._start(message, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+        else:
+            for pid, actor_id in self._workers.items():
+                if actor_id == message.actor_id:
+                    _signal_group(pid, message.signal)
+        return True
+
+    def _start(self, fork: Fork, fds: list[int]) -> None:
+        try:
+            pid = self._fork(fork, fds) if self._setup.start_method == "fork" else self._spawn(fork, fds)
+        except OSError as error:
+            self._tell(ForkFailed(fork.actor_id, f"a worker process cannot be started: {error}"))
+            return
+        self._workers[pid] = fork.actor_id
+        self._tell(Forked(fork.actor_id, pid))
+
+    def _fork(self, fork: Fork, fds: list[int]) -> int:
+        zygote_pid = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        self._become_worker(fork, fds, zygote_pid)
+
+    def _become_worker(self, fork: Fork, fds: list[int], zygote_pid: int) -> NoReturn:
+        """In the child: leave everything of the zygote behind."""
+        exit_code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            _die_with_parent(zygote_pid)
+            for fd in (self._child_signal, self._wakeup):
+                os.close(fd)
+            self._control.close()
+            _place_standard_fds(fds)
+            from asyncparl.runtime.worker import run_worker
+
+            exit_code = run_worker(self._setup, fork, ready_fd=fds[2])
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(exit_code)
+
+    def _spawn(self, fork: Fork, fds: list[int]) -> int:
+        command = [sys.executable, "-c", "from asyncparl.runtime.worker import main; main()", str(fds[2])]
+        arguments = msgspec.json.encode((self._setup, fork)).decode()
+        process = subprocess.Popen(
+            [*command, arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=fds[0],
+            stderr=fds[1],
+            pass_fds=[fds[2]],
+            start_new_session=True,
+        )
+        # We reap it by pid; Popen must not try to, nor warn that it was not waited for.
+        process.returncode = 0
+        return process.pid
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            # While the zombie holds its pid, the process group of that number can only be its own.
+            _signal_group(ended.si_pid, signal.SIGKILL)
+            os.waitpid(ended.si_pid, 0)
+            actor_id = self._workers.pop(ended.si_pid, None)
+            if actor_id is not None:
+                exited = ended.si_code == os.CLD_EXITED
+                self._tell(Exited(actor_id, *((ended.si_status, None) if exited else (None, ended.si_status))))
+
+    def _tell(self, message: FromZygote) -> None:
+        try:
+            self._control.send(encode(message))
+        except ConnectionError:
+            pass  # the node is gone; the next receive says so too, and ends us
+
+    def _kill_all(self) -> None:
+        for pid in self._workers:
+            _signal_group(pid, signal.SIGKILL)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        # Ended, or so young that it has no group of its own yet.
+        if number == signal.SIGKILL:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the kernel knew
+        os._exit(1)
+
+
+def _place_standard_fds(fds: list[int]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(fds[0], 1)
+    os.dup2(fds[1], 2)
+    os.close(fds[0])
+    os.close(fds[1])
+
+
+def _preload(names: list[str]) -> None:
+    # Everything that a worker uses, so that the pages are shared and no time is lost after the fork.
+    for name in ["asyncparl.runtime.worker", "asyncparl.transport.nng", *names]:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass  # the worker that needs it will say so, with its own traceback
+
+
+def main() -> None:
+    """Run a zygote; its `ZygoteSetup` is the first argument."""
+    setup = msgspec.json.decode(sys.argv[1], type=ZygoteSetup)
+    sys.argv[:] = setup.argv
+    sys.path[:] = setup.sys_path
+    zygote = _Zygote(setup)
+    if setup.start_method == "fork":
+        _preload(setup.preload)
+        if len(os.listdir("/proc/self/task")) > 1:
+            print("asyncparl: a preloaded module started a thread; workers may be unsafe", file=sys.stderr)
+        gc.collect()
+        # A collection in a worker would write to every page that it shares with us.
+        gc.freeze()
+    zygote.serve()

@@ -1,0 +1,174 @@
+"""What every transport promises: ordered, message-preserving connections between two processes.
+
+A `Channel` joins exactly two peers and moves bytes; it knows nothing of what they mean. A `Listener` gives one
+channel for every peer that dials its address. The promises below are checked by `conformance.py`.
+
+What travels is a prefix: the receiver gets the messages in the order in which they were sent, without a gap and
+without a duplicate, until the connection ends. It does not necessarily get the last ones. A sender that must know
+that everything arrived asks for an answer before it closes.
+
+Errors, on any method of a channel or listener:
+
+| raised                      | means                                                             |
+|-----------------------------|-------------------------------------------------------------------|
+| `trio.ClosedResourceError`  | this side closed it                                               |
+| `trio.BrokenResourceError`  | the peer is gone; it will never come back on this channel         |
+| `trio.WouldBlock`           | `*_nowait` only: the queue is full, or no message is there         |
+| `trio.BusyResourceError`    | two tasks wait to receive, or to accept, at once                  |
+| `asyncparl.MessageTooLarge` | the message exceeds the limit of the channel; nothing was sent    |
+| `RuntimeError`              | it was opened by the process that this one was forked from        |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import trio
+
+DEFAULT_MAX_MESSAGE_BYTES = 1 << 30
+DEFAULT_TIMEOUT_S = 5.0
+
+Part: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """What has passed through one channel so far; a message counts as sent once the queue has taken it."""
+
+    num_sent: int
+    sent_bytes: int
+    num_received: int
+    received_bytes: int
+
+
+class Channel(ABC):
+    """One connection to exactly one peer.
+
+    All methods belong to the event loop's thread, except `send_nowait`, which any thread may call.
+    """
+
+    max_message_bytes: int
+    """The largest message that may be sent: the smaller one of both sides' limits."""
+
+    @abstractmethod
+    def send_nowait(self, parts: Sequence[Part]) -> None:
+        """Send one message, the concatenation of `parts`, if the queue has room. Thread-safe.
+
+        The parts are copied before this returns; the caller may change them afterwards. Parts may be empty, and
+        may be any C-contiguous buffers. Success means that the message is queued, not that it arrived.
+
+        Raises:
+            trio.WouldBlock: the queue is full.
+            trio.ClosedResourceError: this side closed the channel.
+            trio.BrokenResourceError: the peer is gone.
+            MessageTooLarge: the message exceeds `max_message_bytes`.
+        """
+
+    @abstractmethod
+    async def wait_sendable(self) -> None:
+        """Wait until `send_nowait` has a chance to succeed; another sender may still be faster.
+
+        Any number of tasks may wait. Closing the channel, and the loss of the peer, wake all of them with the
+        same errors as `send_nowait`.
+        """
+
+    async def send(self, parts: Sequence[Part]) -> None:
+        """Send one message, waiting for room in the queue if necessary. Same errors as `send_nowait`.
+
+        Messages of one task keep their order. Between tasks that wait at the same time no order is promised.
+
+        Cancellation:
+            A cancelled send has sent nothing.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            try:
+                self.send_nowait(parts)
+            except trio.WouldBlock:
+                await self.wait_sendable()
+            else:
+                break
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    @abstractmethod
+    def receive_nowait(self) -> memoryview:
+        """Take the next message if one has arrived.
+
+        The view is writable and one-dimensional, of format `B`. It owns its memory, which stays valid as long as
+        the view, or anything made from it, lives: also after the channel is closed.
+
+        Raises:
+            trio.WouldBlock: no message is there.
+            trio.ClosedResourceError: this side closed the channel; what had arrived is discarded.
+            trio.BrokenResourceError: the peer is gone, and every message that arrived before has been taken.
+        """
+
+    @abstractmethod
+    async def receive(self) -> memoryview:
+        """Wait for the next message; otherwise as `receive_nowait`. One task at a time.
+
+        Cancellation:
+            A cancelled receive has taken nothing.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection. Never blocks, may be called twice, wakes every task that waits on this channel.
+
+        Messages that are queued but not yet written to the operating system are lost, and the peer may miss
+        messages that it has not read yet: say goodbye, and wait for the answer, before closing.
+        """
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether this side has closed the channel. The loss of the peer does not count."""
+
+    @abstractmethod
+    def statistics(self) -> ChannelStatistics:
+        """What has passed so far. Also after the channel has been closed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Listener(ABC):
+    """A place where peers can dial in; each of them becomes a channel of its own."""
+
+    address: str
+    """What dialers need. Where the system chose a part of it, such as a port, this is the chosen one."""
+
+    @abstractmethod
+    async def accept(self) -> Channel:
+        """Wait for the next peer. One task at a time.
+
+        The channel may be used at once. Its peer may go before its first message; that is reported as any loss.
+        Peers are answered only while a task waits here: nothing happens in the background.
+
+        Cancellation:
+            A cancelled accept has taken no peer; whoever was dialing is served by the next call.
+
+        Raises:
+            trio.ClosedResourceError: the listener was closed, before or while waiting.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop listening, and free the address. Never blocks, may be called twice. Accepted channels live on."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,289 @@
+"""How actors, their processes and their clusters end. Whatever happens, nothing is left and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+import asyncparl
+from asyncparl.errors import CallFate
+from tests.runtime.actors import AsyncEcho, Echo
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+async def _gone(pid: int) -> None:
+    with trio.fail_after(5):
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            await trio.sleep(0.01)
+
+
+async def test_leaving_the_block_ends_every_process() -> None:
+    async with asyncparl.connect() as cluster:
+        pids = await asyncparl.gather([Echo().pid() for _ in range(4)])
+        assert cluster.num_actors == 4
+    for pid in pids:
+        assert not psutil.pid_exists(pid)
+
+
+async def test_close_lets_earlier_calls_finish() -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        pid = await echo.pid()
+        calls = [echo.sleep(0.1), echo.add(1)]
+        await asyncparl.close(echo)
+        assert await asyncparl.gather(calls) == ["slept", 1]
+        assert not psutil.pid_exists(pid)
+        await asyncparl.close(echo)
+        with pytest.raises(asyncparl.ActorDied, match="Echo#1 died: it was closed; the call was never started"):
+            await echo.add(1)
+
+
+async def test_kill_ends_a_busy_actor_at_once() -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        pid = await echo.pid()
+        busy = echo.sleep(600)
+        with trio.fail_after(3):
+            await asyncparl.kill(echo)
+            with pytest.raises(asyncparl.ActorDied, match="killed by its owner") as caught:
+                await busy
+        assert caught.value.fate is CallFate.MAY_HAVE_RUN
+        assert not psutil.pid_exists(pid)
+
+
+async def test_an_actor_as_context_manager_ends_with_its_block() -> None:
+    async with asyncparl.connect():
+        async with Echo() as echo:
+            pid = await echo.pid()
+        assert not psutil.pid_exists(pid)
+        with pytest.raises(ZeroDivisionError):
+            async with Echo() as echo:
+                pid = await echo.pid()
+                busy = echo.sleep(600)
+                raise ZeroDivisionError
+        assert not psutil.pid_exists(pid)
+        assert busy.done()
+
+
+async def test_a_killed_worker_fails_its_calls_with_a_death_report() -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        await echo.echo()
+        calls = [echo.shoot(), echo.add(1)]
+        for call in calls:
+            with pytest.raises(asyncparl.ActorDied) as caught:
+                await call
+            assert caught.value.signal == signal.SIGKILL
+            assert caught.value.log_tail == ("last words",)
+            assert caught.value.fate is CallFate.MAY_HAVE_RUN
+        with pytest.raises(asyncparl.ActorDied) as caught:
+            await echo.add(1)
+        assert caught.value.fate is CallFate.NEVER_STARTED
+        assert await Echo().add(1) == 1
+
+
+async def test_a_worker_that_exits_reports_its_code() -> None:
+    async with asyncparl.connect():
+        with pytest.raises(asyncparl.ActorDied, match="exited with code 7") as caught:
+            await Echo().leave(7)
+        assert caught.value.exit_code == 7
+
+
+async def test_a_death_ends_streams_and_waiting_calls_everywhere() -> None:
+    async with asyncparl.connect():
+        actor = AsyncEcho()
+        echo = Echo()
+        stream, waiting = echo.forever(), actor.wait_for_event()
+        assert await anext(stream) == 0
+        os.kill(await echo.pid(), signal.SIGKILL)
+        with pytest.raises(asyncparl.ActorDied):
+            async for _ in stream:
+                pass
+        await actor.set_event()
+        assert await waiting == "woken"
+
+
+async def test_grandchildren_end_with_their_actor() -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        grandchild = await echo.spawn_grandchild()
+        await asyncparl.kill(echo)
+        await _gone(grandchild)
+
+
+async def test_output_reaches_the_driver_with_the_name_of_the_actor(capfd: pytest.CaptureFixture[str]) -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        await asyncparl.gather([echo.say("to standard output"), echo.complain("to standard error")])
+        await asyncparl.close(echo)
+    out, err = capfd.readouterr()
+    assert "[Echo#1] to standard output\n" in out
+    assert "[Echo#1] to standard error\n" in err
+
+
+async def test_an_error_in_the_block_arrives_as_it_is() -> None:
+    with pytest.raises(LookupError, match="mine"):
+        async with asyncparl.connect():
+            await Echo().pid()
+            raise LookupError("mine")
+
+
+async def test_cancelling_the_block_ends_its_processes() -> None:
+    pids: list[int] = []
+    with trio.move_on_after(10) as scope:
+        async with asyncparl.connect():
+            echo = Echo()
+            pids.append(await echo.pid())
+            scope.cancel()
+            await echo.sleep(600)
+    assert scope.cancelled_caught
+    assert not psutil.pid_exists(pids[0])
+
+
+async def test_clusters_can_follow_and_contain_one_another() -> None:
+    for _ in range(2):
+        async with asyncparl.connect():
+            outer = Echo()
+            async with asyncparl.connect() as inner:
+                assert await Echo().add(1) == 1
+                assert inner.num_actors == 1
+            assert await outer.add(2) == 2
+
+
+async def test_spawned_workers_behave_like_forked_ones(capfd: pytest.CaptureFixture[str]) -> None:
+    async with asyncparl.connect(start_method="spawn"):
+        echo = Echo(3)
+        assert await echo.add(1) == 4
+        await echo.say("spawned")
+        pid = await echo.pid()
+        with pytest.raises(asyncparl.ActorDied, match="SIGKILL"):
+            await echo.shoot()
+        await _gone(pid)
+    assert "[Echo#1] spawned" in capfd.readouterr().out
+
+
+async def test_a_node_that_dies_takes_its_actors_along_and_nothing_hangs() -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        pid = await echo.pid()
+        node = psutil.Process(pid).parent().parent()
+        busy = echo.sleep(600)
+        node.kill()
+        with trio.fail_after(5):
+            with pytest.raises(asyncparl.ActorDied, match="node"):
+                await busy
+            await _gone(pid)
+        with pytest.raises(asyncparl.NotConnectedError, match="node of this cluster is gone"):
+            Echo()
+
+
+async def test_a_zygote_that_dies_takes_its_actors_along_and_nothing_hangs() -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        pid = await echo.pid()
+        busy = echo.sleep(600)
+        psutil.Process(pid).parent().kill()
+        with trio.fail_after(5):
+            with pytest.raises(asyncparl.ActorDied):
+                await busy
+            await _gone(pid)
+            with pytest.raises(asyncparl.ActorDied, match="starts workers has died"):
+                await Echo().add(1)
+
+
+PROGRAM = """
+    import os, sys, trio, asyncparl
+
+    @asyncparl.remote_class
+    class Sleeper:
+        def pid(self):
+            return os.getpid()
+        def sleep(self):
+            import time
+            time.sleep(600)
+
+    class Result:
+        def __init__(self, value): self.value = value
+
+    @asyncparl.remote_class
+    class Maker:
+        def make(self, value): return Result(value.value + 1)
+
+    async def main():
+        async with asyncparl.connect():
+            sleepers = [Sleeper() for _ in range(2)]
+            print(*[await sleeper.pid() for sleeper in sleepers], flush=True)
+            result = await Maker().make(Result(1))
+            print(type(result) is Result, result.value, flush=True)
+            {end}
+
+    if __name__ == "__main__":
+        trio.run(main)
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _start(scripts: list[subprocess.Popen[str]], folder: Path, end: str) -> tuple[subprocess.Popen[str], list[int]]:
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(PROGRAM).format(end=end))
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    scripts.append(process)
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2, process.communicate()
+    assert process.stdout.readline() == "True 2\n"
+    return process, pids
+
+
+async def test_classes_of_the_main_script_keep_their_identity(
+    scripts: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process, pids = _start(scripts, tmp_path, "pass")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    for pid in pids:
+        await _gone(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+async def test_a_driver_that_is_interrupted_or_killed_leaves_nothing(
+    number: signal.Signals, scripts: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folders = set(Path(tempfile.gettempdir()).glob("asyncparl-*"))
+    process, pids = _start(scripts, tmp_path, "await sleepers[0].sleep()")
+    tree = [psutil.Process(pids[0]).parent(), psutil.Process(pids[0]).parent().parent()]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=10)
+    if number == signal.SIGINT:
+        assert err.strip().endswith("KeyboardInterrupt")
+    for pid in [*pids, *(parent.pid for parent in tree)]:
+        await _gone(pid)
+    with trio.fail_after(5):
+        while set(Path(tempfile.gettempdir()).glob("asyncparl-*")) - folders:
+            await trio.sleep(0.01)
