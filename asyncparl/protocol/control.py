@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from asyncparl.errors import ProtocolError
-from asyncparl.protocol.frames import Buffer
+from asyncparl.protocol.frames import MSGPACK_ERRORS, Buffer
 from asyncparl.protocol.values import Encoded
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -88,7 +88,7 @@ def decode_request(payload: Buffer) -> Request:
     """
     try:
         return _request_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MSGPACK_ERRORS as error:
         raise ProtocolError(f"not a request to a node: {error}") from None
 
 
@@ -102,5 +102,5 @@ def decode_answer(payload: Buffer, _buffers: object = ()) -> ActorStarted | Node
         return None
     try:
         return _answer_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MSGPACK_ERRORS as error:
         raise ProtocolError(f"not the answer of a node: {error}") from None

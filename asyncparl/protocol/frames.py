@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,6 +38,9 @@ _HEADER = struct.Struct("<2sBBHHII")
 _PADDING = bytes(BUFFER_ALIGNMENT)
 
 _encode_envelope = msgspec.msgpack.Encoder().encode
+
+MSGPACK_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that it cannot read. The second: text that is no UTF-8, before msgspec 0.23."""
 _decode_envelope = msgspec.msgpack.Decoder(Message).decode
 
 
@@ -52,10 +55,16 @@ class Frame(NamedTuple):
 def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffer] = ()) -> list[Buffer]:
     """The parts of a frame, in order. The buffers are passed on as they are, not copied.
 
+    Lone surrogates in the message's texts (from the name of a file, say) arrive as `\\udc80`: UTF-8 has no bytes for
+    them. Nothing else of a message changes.
+
     Raises:
         SerializationError: more than 65,535 buffers, or an envelope or payload of 4 GiB and more.
     """
-    envelope = _encode_envelope(message)
+    try:
+        envelope = _encode_envelope(message)
+    except UnicodeEncodeError:
+        envelope = _encode_envelope(_without_surrogates(msgspec.to_builtins(message)))
     size = _HEADER.size + 8 * len(buffers) + len(envelope) + len(payload)
     try:
         head = _HEADER.pack(_MAGIC, _WIRE_VERSION, 0, len(buffers), 0, len(envelope), len(payload))
@@ -109,7 +118,7 @@ def _decode_one(view: memoryview, start: int) -> tuple[Frame, int]:
         raise ProtocolError(f"a frame announces {end - start} bytes, but {available} are left")
     try:
         message = _decode_envelope(view[envelope_at:payload_at])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MSGPACK_ERRORS as error:
         raise ProtocolError(f"a frame's envelope is no known message: {error}") from None
     if not num_buffers:
         return Frame(message, view[payload_at:end]), end + (start - end) % _FRAME_ALIGNMENT
@@ -126,3 +135,9 @@ def _slice_buffers(view: memoryview, offset: int, sizes: Sequence[int]) -> tuple
         buffers.append(view[offset : offset + size])
         offset += size + -size % BUFFER_ALIGNMENT
     return buffers, offset
+
+
+def _without_surrogates(part: Any) -> Any:
+    if isinstance(part, str):
+        return part.encode(errors="backslashreplace").decode()
+    return [_without_surrogates(inner) for inner in part] if isinstance(part, list) else part

@@ -55,8 +55,11 @@ NOTHING = Encoded(b"")
 """The encoding of None: no bytes at all."""
 
 
-def encode_value(value: object) -> Encoded:
+def encode_value(value: object, *, by_value: bool = False) -> Encoded:
     """Encode any picklable value.
+
+    Args:
+        by_value: functions and classes of `__main__` travel as code, because the receiver cannot import them.
 
     Raises:
         SerializationError: the value cannot be pickled; the cause says why.
@@ -65,10 +68,9 @@ def encode_value(value: object) -> Encoded:
         return NOTHING
     buffers: list[Buffer] = []
     try:
-        tree = _Lowering(buffers).lower(value)
-    except _NotPlain:
-        return _encode_by_pickle(value)
-    return Encoded(_PLAIN + _encode_tree(tree), buffers)
+        return Encoded(_PLAIN + _encode_tree(_Lowering(buffers).lower(value)), buffers)
+    except (_NotPlain, ValueError):  # the latter: text that UTF-8 cannot express, or 4 GiB of it
+        return _encode_by_pickle(value, by_value)
 
 
 def decode_value(payload: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
@@ -85,6 +87,8 @@ def decode_value(payload: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
             return _raise_tree(_decode_tree(view[1:]), buffers)
         if view[:1] == _PICKLE:
             return pickle.loads(view[1:], buffers=buffers)
+    except SerializationError:
+        raise  # the value itself was one
     except Exception as error:
         raise SerializationError(f"a received value cannot be rebuilt: {type(error).__name__}: {error}") from error
     raise SerializationError(f"a received value starts with the unknown byte {bytes(view[:1])!r}")
@@ -139,14 +143,12 @@ class _Lowering:
             raise _NotPlain
 
     def _lower_array(self, kind: type, value: Any) -> Any:
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and kind is numpy.ndarray and _is_plain_array(value):
+        if kind is _loaded("numpy", "ndarray") and _is_plain_array(value):
             fortran = value.flags.f_contiguous and not value.flags.c_contiguous
-            flat = _array_bytes(numpy, value.T if fortran else value)
+            flat = _array_bytes(value.T if fortran else value)
             return [_ARRAY, value.dtype.str, list(value.shape), fortran, self._reference(flat)]
-        torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.Tensor and _is_plain_tensor(torch, value):
-            return [_TENSOR, str(value.dtype)[6:], list(value.shape), self._reference(_tensor_bytes(torch, value))]
+        if kind is _loaded("torch", "Tensor") and _is_plain_tensor(value):
+            return [_TENSOR, str(value.dtype)[6:], list(value.shape), self._reference(_tensor_bytes(value))]
         raise _NotPlain
 
     def _reference(self, flat: Any) -> int | bytes:
@@ -185,13 +187,19 @@ def _resolve(reference: int | bytes, buffers: Sequence[memoryview]) -> Buffer:
 # --- arrays and tensors -----------------------------------------------------------------------------------------
 
 
+def _loaded(module: str, name: str) -> Any:
+    """A type of a library; None if that is not imported, or only half so."""
+    return getattr(sys.modules.get(module), name, None)
+
+
 def _is_plain_array(array: Any) -> bool:
     dtype = array.dtype
-    return dtype.kind in "SU" or (dtype.kind in "biufc" and dtype.isbuiltin == 1)
+    return (dtype.kind in "SU" and dtype.itemsize > 0) or (dtype.kind in "biufc" and dtype.isbuiltin == 1)
 
 
-def _array_bytes(numpy: Any, array: Any) -> Any:
+def _array_bytes(array: Any) -> Any:
     """A flat uint8 view of the array, or of a contiguous copy if it has gaps."""
+    numpy = sys.modules["numpy"]
     return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
 
 
@@ -201,44 +209,48 @@ def _array_from(dtype: str, shape: list[int], fortran: bool, buffer: Buffer) -> 
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
-def _is_plain_tensor(torch: Any, tensor: Any) -> bool:
+def _is_plain_tensor(tensor: Any) -> bool:
     return (
         tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
+        and tensor.layout is sys.modules["torch"].strided
         and not tensor.requires_grad
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
+        and not tensor.__dict__
     )
 
 
-def _tensor_bytes(torch: Any, tensor: Any) -> Any:
+def _tensor_bytes(tensor: Any) -> Any:
     # Through uint8 because numpy knows no bfloat16.
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
 
 
 def _tensor_from(dtype_name: str, shape: list[int], buffer: Buffer) -> Any:
     torch = importlib.import_module("torch")
     dtype = getattr(torch, dtype_name)
-    if not len(buffer):
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+    flat = torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)
 
 
 # --- pickle -----------------------------------------------------------------------------------------------------
 
 
-def _encode_by_pickle(value: object) -> Encoded:
+def _encode_by_pickle(value: object, by_value: bool) -> Encoded:
     try:
-        return _pickled_with(pickle.Pickler, value)
+        return _pickled_with(_cloud_pickler() if by_value else pickle.Pickler, value)
     except Exception as error:
-        # By far the most common reason is a lambda, a local class or a notebook's class.
+        # By far the most common reason is a lambda or a local class.
         try:
-            return _pickled_with(importlib.import_module("cloudpickle").CloudPickler, value)
+            return _pickled_with(_cloud_pickler(), value)
         except Exception:
             raise SerializationError(
                 f"a value of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: {error}"
             ) from error
+
+
+def _cloud_pickler() -> Any:
+    return importlib.import_module("cloudpickle").CloudPickler
 
 
 def _pickled_with(pickler_type: Any, value: object) -> Encoded:
@@ -254,28 +266,38 @@ def _pickled_with(pickler_type: Any, value: object) -> Encoded:
         buffers.append(raw)
         return False
 
-    pickler = _tensor_aware(pickler_type)(file, protocol=5, buffer_callback=take_buffer)
+    pickler = _array_aware(pickler_type)(file, protocol=5, buffer_callback=take_buffer)
     pickler.dump(value)
     return Encoded(file.getvalue(), buffers)
 
 
-_tensor_aware_types: dict[type, Any] = {}
+_array_aware_types: dict[type, Any] = {}
 
 
-def _tensor_aware(pickler_type: Any) -> Any:
-    """The same pickler, but torch tensors go out of band instead of being copied into the pickle."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):  # absent, or half-way through its import
+def _array_aware(pickler_type: Any) -> Any:
+    """The same pickler with `_reduce_array`, if there can be any array."""
+    if _loaded("numpy", "ndarray") is None and _loaded("torch", "Tensor") is None:
         return pickler_type
-    if pickler_type not in _tensor_aware_types:
+    if pickler_type not in _array_aware_types:
 
-        class TensorAware(pickler_type):  # type: ignore[misc]
+        class ArrayAware(pickler_type):  # type: ignore[misc]
             def reducer_override(self, value: Any) -> Any:
-                if type(value) is torch.Tensor and _is_plain_tensor(torch, value):
-                    flat = pickle.PickleBuffer(_tensor_bytes(torch, value))
-                    return _tensor_from, (str(value.dtype)[6:], list(value.shape), flat)
+                if (reduced := _reduce_array(value)) is not None:
+                    return reduced
                 inherited: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
                 return NotImplemented if inherited is None else inherited(value)
 
-        _tensor_aware_types[pickler_type] = TensorAware
-    return _tensor_aware_types[pickler_type]
+        _array_aware_types[pickler_type] = ArrayAware
+    return _array_aware_types[pickler_type]
+
+
+def _reduce_array(value: Any) -> Any:
+    """How to pickle what the libraries themselves pickle in another way than we promise; None: as they do."""
+    kind = type(value)
+    if kind is _loaded("torch", "Tensor") and _is_plain_tensor(value):
+        # By themselves tensors are copied into the pickle.
+        return _tensor_from, (str(value.dtype)[6:], list(value.shape), pickle.PickleBuffer(_tensor_bytes(value)))
+    if kind is _loaded("numpy", "ndarray") and not value.flags.writeable:
+        # By themselves they arrive read-only.
+        return value.copy(order="K").__reduce_ex__(5)
+    return None

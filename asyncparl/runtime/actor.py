@@ -40,8 +40,11 @@ class NodeRequests(Protocol):
 class ActorHandle:
     """An actor that we own."""
 
-    def __init__(self, session: NodeRequests, actor_id: ActorId, name: str, plain_class: type) -> None:
+    def __init__(
+        self, session: NodeRequests, actor_id: ActorId, name: str, plain_class: type, *, by_value: bool
+    ) -> None:
         self._session = session
+        self._by_value = by_value
         self.actor_id = actor_id
         self.name = name
         self.plain_class = plain_class
@@ -62,7 +65,7 @@ class ActorHandle:
         if self._link.is_lost:
             return failed_call(name, self._why_dead(CallFate.NEVER_STARTED))
         try:
-            value = NOTHING if argument is None else encode_value(argument)
+            value = NOTHING if argument is None else encode_value(argument, by_value=self._by_value)
         except Exception as error:
             return failed_call(name, error)
         return make_call(self._link, name, kind, target, value, credit=credit)

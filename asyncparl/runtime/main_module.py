@@ -2,14 +2,15 @@
 
 A class of the user's script is pickled as `__main__.Simulator`. In a worker `__main__` is a module that imports the
 script when such a name is first wanted, under the name `__mp_main__`, so that `if __name__ == "__main__":` keeps the
-script from starting again (multiprocessing has the same convention). What travels back is pickled as
-`__mp_main__.Result`, which the driver takes for its own `__main__`.
+script from starting again (multiprocessing has the same convention). A script without that line is run up to its
+`asyncparl.connect()`. What travels back is pickled as `__mp_main__.Result`, which the driver takes for its own
+`__main__`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import runpy
 import sys
 import types
 from typing import Any
@@ -31,23 +32,55 @@ def answer_to_alias() -> None:
     sys.modules.setdefault(ALIAS, sys.modules["__main__"])
 
 
+class ConnectReached(BaseException):
+    """Ends the import of a script that has no `if __name__ == "__main__":`; all that came before is defined."""
+
+
 class _LazyMain(types.ModuleType):
     def __init__(self, path: str | None, module: str | None) -> None:
         super().__init__("__main__")
         self.__dict__["_source"] = (path, module)
 
     def __getattr__(self, name: str) -> Any:
-        source = self.__dict__.pop("_source", None)
-        if source is None or name.startswith("__"):
-            if source is not None:
-                self.__dict__["_source"] = source
+        if name.startswith("__") or "_source" not in self.__dict__:
             raise AttributeError(f"the main script has no {name!r}")
-        path, module = source
-        if module is not None:
-            self.__dict__.update(runpy.run_module(module, run_name=ALIAS, alter_sys=False))
-        elif path is not None:
-            self.__dict__.update(runpy.run_path(path, run_name=ALIAS))
+        self._load(*self.__dict__.pop("_source"))
         return getattr(self, name)
+
+    def _load(self, path: str | None, module: str | None) -> None:
+        spec = importlib.util.find_spec(module) if module else None
+        if spec is not None and spec.origin is not None:
+            path = spec.origin
+        if path is None:
+            return
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec")
+        self.__dict__.update(
+            __name__=ALIAS, __file__=path, __package__=spec.parent if spec is not None else None, __spec__=spec
+        )
+        _loading.append(self)
+        try:
+            exec(code, self.__dict__)
+        except BaseException as error:
+            if not _was_connect_reached(error):
+                raise
+        finally:
+            _loading.remove(self)
+
+
+_loading: list[_LazyMain] = []
+
+
+def stop_if_loading() -> None:
+    """Called by `connect()`: a worker that imports the driver's script must not run it."""
+    if _loading:
+        raise ConnectReached
+
+
+def _was_connect_reached(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(ConnectReached) is not None
+    return isinstance(error, ConnectReached)
 
 
 def install_lazy_main(path: str | None, module: str | None) -> None:

@@ -37,7 +37,7 @@ from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.actor import ActorHandle
 from asyncparl.runtime.call import make_call
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
-from asyncparl.runtime.main_module import answer_to_alias, describe_main
+from asyncparl.runtime.main_module import answer_to_alias, describe_main, stop_if_loading
 from asyncparl.runtime.node import NodeSetup
 from asyncparl.transport import dial
 
@@ -92,7 +92,7 @@ class Session:
             raise NotConnectedError(f"{plain_class.__name__}(...): {self._over}")
         self._names[plain_class.__name__] += 1
         name = f"{plain_class.__name__}#{self._names[plain_class.__name__]}"
-        actor = ActorHandle(self, new_actor_id(), name, plain_class)
+        actor = ActorHandle(self, new_actor_id(), name, plain_class, by_value=self._node.main_is_nowhere)
         self._actors[actor.actor_id] = actor
         actor.create(plain_class, max_concurrency, args, kwargs)
         self._nursery.start_soon(self._run_actor, actor, num_cpus)
@@ -199,6 +199,7 @@ async def connect(
         ResourceError: the cluster cannot be started.
         ValueError: an unknown start method.
     """
+    stop_if_loading()
     if start_method not in (None, "fork", "spawn"):
         raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")
     error: BaseException | None = None
@@ -231,6 +232,8 @@ class _NodeProcess:
     def __init__(self, process: subprocess.Popen[bytes], directory: str) -> None:
         self._process = process
         self._directory = directory
+        self.main_is_nowhere = False
+        """`__main__` is a notebook or `python -c`: workers cannot import it."""
 
     @classmethod
     def start(cls, preload: Sequence[str] | None, start_method: str) -> _NodeProcess:
@@ -257,6 +260,7 @@ class _NodeProcess:
             env={**os.environ, "PYTHONPATH": _python_path()},
         )
         node = cls(process, directory)
+        node.main_is_nowhere = main_path is None and main_module is None
         assert process.stdin is not None
         try:
             process.stdin.write(msgspec.json.encode(setup) + b"\n")

@@ -202,6 +202,21 @@ async def test_a_zygote_that_dies_takes_its_actors_along_and_nothing_hangs() -> 
                 await Echo().add(1)
 
 
+UNGUARDED = """
+    import trio, asyncparl
+
+    @asyncparl.remote_class
+    class Doubler:
+        def double(self, x):
+            return 2 * x
+
+    async def main():
+        async with asyncparl.connect():
+            print(await Doubler().double(21))
+
+    trio.run(main)
+"""
+
 PROGRAM = """
     import os, sys, trio, asyncparl
 
@@ -269,6 +284,36 @@ async def test_classes_of_the_main_script_keep_their_identity(
     assert (process.returncode, err) == (0, "")
     for pid in pids:
         await _gone(pid)
+
+
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(UNGUARDED))
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environ, timeout=30, check=False
+    )
+    assert (done.stdout, done.stderr) == ("42\n", "")
+
+
+def test_classes_without_a_file_travel_by_value_and_keep_their_identity() -> None:
+    program = """
+import trio, asyncparl
+class Point:
+    def __init__(self, x): self.x = x
+@asyncparl.remote_class
+class Mover:
+    def move(self, point): return Point(point.x + 1)
+async def main():
+    async with asyncparl.connect():
+        moved = await Mover().move(Point(6))
+        print(moved.x, type(moved) is Point)
+trio.run(main)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=30, check=False)
+    assert (done.stdout, done.stderr) == ("7 True\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])

@@ -1,0 +1,61 @@
+"""What users type, checked by mypy in strict mode; see `test_typing.py`. It is not run.
+
+mypy does not look at what a class decorator returns, so here the decorator is called. (pyright takes `@remote_class` too.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import trio
+
+import asyncparl
+
+
+class LocalSimulator:
+    def __init__(self, game: str) -> None:
+        self.game = game
+        self.frames = 0
+
+    def sample(self, n: int) -> list[int]:
+        return list(range(n))
+
+    def rollouts(self) -> Iterator[list[int]]:
+        while True:
+            yield self.sample(50)
+
+
+class LocalFast:
+    def go(self) -> None: ...
+
+
+Simulator = asyncparl.remote_class(LocalSimulator)
+Fast = asyncparl.remote_class(num_cpus=2, max_concurrency=4)(LocalFast)
+
+
+async def main() -> None:
+    async with asyncparl.connect():
+        sims = [Simulator("pong") for _ in range(8)]
+        calls = [sim.sample(50) for sim in sims]
+        first = await calls[0]
+        print(first)
+        async for call in asyncparl.as_completed(calls):
+            print(await call)
+        results = await asyncparl.gather(calls)
+        print(len(results))
+        with trio.fail_after(5):
+            await sims[0].sample(50)
+        async for batch in sims[0].rollouts():
+            print(batch)
+        frames = await sims[0].frames
+        print(frames)
+        await asyncparl.set_attribute(sims[0], "frames", 0)
+        await asyncparl.close(sims[0])
+        async with Simulator("pong") as sim:
+            await sim.sample(1)
+        await asyncparl.kill(sims[1])
+        await Simulator.options(num_cpus=2)("pong").sample(1)
+        print(Simulator.__wrapped__("pong").frames, await Fast().go())
+
+
+trio.run(main)
