@@ -96,12 +96,11 @@ async def call_rows(repeats: int) -> list[Row]:
             actor = Empty()
             await _calls_one_by_one(actor, 500)
             limit.round_trips(500)
-            ours, theirs, rates = [], [], []
+            ours, theirs = [], []
             for _ in range(repeats):
                 theirs.append(limit.round_trips(2000) * 1e6)
                 ours.append(await _calls_one_by_one(actor, 2000) * 1e6)
-            for _ in range(repeats):
-                rates.append(await _calls_pipelined(actor, 10_000))
+            rates = [await _calls_pipelined(actor, 10_000) for _ in range(repeats)]
         limit.close()
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return [

@@ -122,7 +122,8 @@ class Learner:
             rate = (self.steps - steps) / (time.perf_counter() - started)
             mean_return = np.mean(self.returns) if self.returns else float("nan")
             lag = np.mean(self.lags) if self.lags else float("nan")
-            print(f"{self.steps:>10,} steps  {rate:7,.0f}/s  return {mean_return:6.2f}  policy lag {lag:.1f}", flush=True)
+            figures = f"{self.steps:>10,} steps  {rate:7,.0f}/s  return {mean_return:6.2f}  policy lag {lag:.1f}"
+            print(figures, flush=True)
 
 
 async def main(args: Args) -> None:

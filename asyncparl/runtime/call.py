@@ -29,7 +29,20 @@ _UNSET: Any = object()
 class _Pending:
     """What is known of a call. The link holds on to it; the `Call` of the user is only a handle."""
 
-    __slots__ = ("answer", "call_id", "decode", "error", "items", "link", "name", "orphaned", "streams", "value", "waiters", "watchers")
+    __slots__ = (
+        "answer",
+        "call_id",
+        "decode",
+        "error",
+        "items",
+        "link",
+        "name",
+        "orphaned",
+        "streams",
+        "value",
+        "waiters",
+        "watchers",
+    )
 
     def __init__(self, name: str, decode: Decoder = decode_value) -> None:
         self.name = name

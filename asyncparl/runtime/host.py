@@ -4,8 +4,8 @@ Two threads meet here. Calls arrive in the event loop. Methods without `async`, 
 are jobs of the executor, which is the main thread: one at a time, in order, and never in the loop's way. `async`
 methods are tasks of the loop. Answers leave from whichever thread has them.
 
-A generator is run one item at a time, each a job of its own that goes to the end of the queue: other calls get their turn
-between two items.
+A generator is run one item at a time, each a job of its own that goes to the end of the queue: other calls get their
+turn between two items.
 """
 
 from __future__ import annotations

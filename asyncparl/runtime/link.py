@@ -311,9 +311,12 @@ class Link:
 
     def _wake_sender(self) -> None:
         if threading.get_ident() == self._loop_thread:
-            self._blocked.set()
+            self._set_blocked()
         else:
-            self.run_soon(lambda: self._blocked.set())
+            self.run_soon(self._set_blocked)
+
+    def _set_blocked(self) -> None:
+        self._blocked.set()  # the event of this moment: the sender makes a new one each time
 
     async def _send_refused(self, channel: Channel) -> None:
         try:

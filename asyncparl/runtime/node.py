@@ -1,8 +1,8 @@
 """The node: one process per machine that starts workers, watches them and reports how they end.
 
 It runs no user code and reads no pickle. Its drivers call it over links like any actor, with the requests of
-`protocol/control.py`. The node of a private cluster belongs to one driver: it ends when its standard input closes, which
-is when the driver ends, however that happens.
+`protocol/control.py`. The node of a private cluster belongs to one driver: it ends when its standard input closes,
+which is when the driver ends, however that happens.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class Node:
         self._nursery.start_soon(self._follow_zygote)
         self._nursery.start_soon(self._kill_overdue)
         listener = listen(f"ipc://{self._directory}/node", max_message_bytes=MAX_MESSAGE_BYTES)
-        print(listener.address, flush=True)
+        sys.stdout.write(listener.address + "\n")
+        sys.stdout.flush()
         try:
             while True:
                 self._nursery.start_soon(self._serve_driver, await listener.accept())

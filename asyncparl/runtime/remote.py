@@ -1,9 +1,9 @@
 """`@remote_class` and what its instances look like to the caller. No sockets here, and no waiting.
 
-    Simulator           RemoteClass: calling it asks the session for an actor and returns a Proxy at once
-    sim = Simulator()   Proxy: any public name gives a RemoteMember, without a message
-    sim.sample(50)      RemoteMember called: a Call, on its way
-    await sim.frames    RemoteMember awaited: the attribute is fetched
+Simulator           RemoteClass: calling it asks the session for an actor and returns a Proxy at once
+sim = Simulator()   Proxy: any public name gives a RemoteMember, without a message
+sim.sample(50)      RemoteMember called: a Call, on its way
+await sim.frames    RemoteMember awaited: the attribute is fetched
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
 
 from asyncparl.protocol.messages import CallKind
-from asyncparl.runtime.call import STREAM_CREDIT, Call
 from asyncparl.runtime.actor import ActorHandle
+from asyncparl.runtime.call import STREAM_CREDIT, Call
 from asyncparl.runtime.session import current_session
 
 P = ParamSpec("P")
@@ -72,10 +72,13 @@ class RemoteClass(Generic[P, T]):
         Raises:
             NotConnectedError: no `asyncparl.connect()` block is open.
         """
-        handle = current_session(f"{self.__name__}(...)").create_actor(
-            self.__wrapped__, args, kwargs, max_concurrency=self._options.max_concurrency, num_cpus=self._options.num_cpus
+        session = current_session(f"{self.__name__}(...)")
+        options = self._options
+        return Proxy(
+            session.create_actor(
+                self.__wrapped__, args, kwargs, max_concurrency=options.max_concurrency, num_cpus=options.num_cpus
+            )
         )
-        return Proxy(handle)
 
     def options(self, **options: Any) -> RemoteClass[P, T]:
         """The same class with other options, for the actors that are made from what this returns.
@@ -150,7 +153,7 @@ class Proxy:
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a remote attribute is set with `await asyncparl.set_attribute(actor, {name!r}, value)`")
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Self:
         await self._handle.wait_created()
         return self
 

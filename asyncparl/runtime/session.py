@@ -1,7 +1,7 @@
 """A program's connection to a cluster: `async with asyncparl.connect() as cluster`.
 
-The session owns everything that its block starts: the node process of a private cluster, an `ActorHandle` per actor, and
-the tasks that serve them. Leaving the block, however it is left, ends them all.
+The session owns everything that its block starts: the node process of a private cluster, an `ActorHandle` per actor,
+and the tasks that serve them. Leaving the block, however it is left, ends them all.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ class Session:
         if self._link.is_lost:
             raise ResourceError(self._over)
         name = type(request).__name__
-        return await make_call(
-            self._link, name, CallKind.CONTROL, name, encode_control(request), decode=decode_answer
-        )
+        return await make_call(self._link, name, CallKind.CONTROL, name, encode_control(request), decode=decode_answer)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Run a task that may outlive its caller, not the session."""
@@ -181,9 +179,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def connect(
-    *, preload: Sequence[str] | None = None, start_method: str | None = None
-) -> AsyncIterator[Cluster]:
+async def connect(*, preload: Sequence[str] | None = None, start_method: str | None = None) -> AsyncIterator[Cluster]:
     """A private cluster on this machine, started here and ended where the block ends.
 
     Args:

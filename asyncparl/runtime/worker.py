@@ -72,8 +72,8 @@ def _settle_in(setup: ZygoteSetup, fork: Fork) -> None:
     # Ctrl-C is the driver's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # New objects: the inherited ones still believe to write to what the zygote wrote to.
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -134,7 +134,7 @@ def _exit_code(stop: SystemExit) -> int:
         return 0
     if isinstance(stop.code, int):
         return stop.code & 0xFF
-    print(stop.code, file=sys.stderr)
+    sys.stderr.write(f"{stop.code}\n")
     return 1
 
 

@@ -7,8 +7,8 @@ It is the parent of the workers, so it alone kills and reaps them: a pid is neve
 its socket to the node closes (the node died) it kills every worker and ends; when it dies itself, the kernel kills
 the workers (PDEATHSIG).
 
-Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard output,
-standard error, and the pipe on which the worker reports that it is ready. Where there is no fork, workers are
+Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard
+output, standard error, and the pipe on which the worker reports that it is ready. Where there is no fork, workers are
 started as fresh interpreters, with the same messages.
 """
 
@@ -267,7 +267,7 @@ def main() -> None:
     if setup.start_method == "fork":
         _preload(setup.preload)
         if len(os.listdir("/proc/self/task")) > 1:
-            print("asyncparl: a preloaded module started a thread; workers may be unsafe", file=sys.stderr)
+            sys.stderr.write("asyncparl: a preloaded module started a thread; forked workers may hang\n")
         gc.collect()
         # A collection in a worker would write to every page that it shares with us.
         gc.freeze()

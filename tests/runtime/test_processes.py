@@ -280,7 +280,7 @@ async def test_classes_of_the_main_script_keep_their_identity(
     scripts: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     process, pids = _start(scripts, tmp_path, "pass")
-    out, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
     for pid in pids:
         await _gone(pid)

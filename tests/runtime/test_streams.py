@@ -56,7 +56,7 @@ async def test_an_error_half_way_arrives_after_the_items() -> None:
         items = []
         with pytest.raises(KeyError, match="half-way"):
             async for item in Echo().fail_halfway():
-                items.append(item)
+                items += [item]
         assert items == [1]
 
 

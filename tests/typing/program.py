@@ -1,6 +1,7 @@
 """What users type, checked by mypy in strict mode; see `test_typing.py`. It is not run.
 
-mypy does not look at what a class decorator returns, so here the decorator is called. (pyright takes `@remote_class` too.)
+mypy does not look at what a class decorator returns, so here the decorator is called. (pyright also takes
+`@remote_class`.)
 """
 
 from __future__ import annotations
