@@ -123,12 +123,12 @@ class CallerTable:
         return call.state is CallerState.SENT
 
     def grant(self, call_id: int, num_items: int) -> bool:
-        """Allow more items; whether the callee must be told (not if the call is settled or abandoned)."""
+        """Allow more items; whether the callee must be told (not before the call is sent, nor when it is given up)."""
         call = self._calls.get(call_id)
-        if call is None or call.state is not CallerState.SENT:
+        if call is None or call.state is CallerState.ABANDONED:
             return False
         call.credit += num_items
-        return True
+        return call.state is CallerState.SENT
 
     def lose(self) -> list[tuple[int, CallFate]]:
         """The link is gone: everything that somebody still waits for, oldest first."""

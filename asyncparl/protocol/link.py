@@ -16,6 +16,8 @@ from collections import deque
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
+
 from asyncparl.errors import CallFate, ProtocolError
 from asyncparl.protocol.calls import CalleeTable, CallerState, CallerTable
 from asyncparl.protocol.frames import Frame
@@ -109,6 +111,8 @@ class LinkCore:
         self._waiting: dict[int, Outgoing] = {}
         self._outgoing: deque[Outgoing] = deque([Outgoing(Hello(PROTOCOL_VERSION, call_window, name, pid))])
         self._num_detached = 0
+        self._is_silent = False
+        """We said goodbye, or the link is lost: whatever we would say now is dropped."""
 
     # --- what we want ---------------------------------------------------------------------------------------
 
@@ -116,7 +120,12 @@ class LinkCore:
         """Make a call; its id. It is outgoing at once if the peer's window has room, else when it has.
 
         A call that must wait takes a copy of its arrays, so that the user may change them.
+
+        Raises:
+            RuntimeError: the link is lost; nobody would ever settle the call.
         """
+        if self.state is LinkState.LOST:
+            raise RuntimeError("a call on a lost link")
         call_id = self.caller.open(credit)
         self._waiting[call_id] = Outgoing(Call(call_id, kind, target, credit), value)
         self._send_what_fits()
@@ -130,13 +139,17 @@ class LinkCore:
         if state is CallerState.QUEUED:
             del self._waiting[call_id]
         elif state is CallerState.SENT:
-            self._outgoing.append(Outgoing(Cancel(call_id)))
+            self._say(Outgoing(Cancel(call_id)))
         return state is not None
 
     def grant(self, call_id: int, num_items: int) -> None:
         """Take more items of a stream of ours."""
         if self.caller.grant(call_id, num_items):
-            self._outgoing.append(Outgoing(Grant(call_id, num_items)))
+            self._say(Outgoing(Grant(call_id, num_items)))
+        elif call_id in self._waiting:
+            call, value = self._waiting[call_id]
+            assert isinstance(call, Call)
+            self._waiting[call_id] = Outgoing(msgspec.structs.replace(call, credit=call.credit + num_items), value)
 
     def answer_returned(self, call_id: int, value: Encoded = NOTHING, *, streamed: bool = False) -> None:
         """Answer a call of the peer's; the result of a cancelled call is dropped here."""
@@ -156,12 +169,13 @@ class LinkCore:
         """Send the next item of a stream; only while `callee.has_credit`."""
         if self.state is not LinkState.LOST:
             self.callee.spend(call_id)
-            self._outgoing.append(Outgoing(Item(call_id), value))
+            self._say(Outgoing(Item(call_id), value))
 
     def say_goodbye(self) -> None:
-        """Tell the peer that we send nothing more."""
-        if self.state is not LinkState.LOST:
-            self._outgoing.append(Outgoing(Goodbye()))
+        """Tell the peer that we send nothing more. Answers from now on go nowhere; calls wait for the loss."""
+        self._say(Outgoing(Goodbye()))
+        self._is_silent = True
+        self.caller.window = 0
 
     # --- what happens ---------------------------------------------------------------------------------------
 
@@ -190,6 +204,7 @@ class LinkCore:
                 return CancelArrived(call_id) if self.callee.cancel(call_id) else None
             case Goodbye():
                 self.state = LinkState.CLOSING
+                self.caller.window = 0  # it will not answer, so what was not sent yet is never started
                 return PeerClosing()
             case Hello():
                 return self._open(message)
@@ -197,6 +212,7 @@ class LinkCore:
     def lose(self) -> tuple[list[tuple[int, CallFate]], list[int]]:
         """The link is gone: (calls of ours with their fate, calls of the peer's that need no answer any more)."""
         self.state = LinkState.LOST
+        self._is_silent = True
         self._outgoing.clear()
         self._waiting.clear()
         return self.caller.lose(), self.callee.lose()
@@ -235,8 +251,9 @@ class LinkCore:
                 "install the same version of asyncparl on both sides"
             )
         self.state = LinkState.OPEN
-        self.caller.window = hello.call_window
-        self._send_what_fits()
+        if not self._is_silent:
+            self.caller.window = hello.call_window
+            self._send_what_fits()
         return Opened(hello)
 
     def _send_what_fits(self) -> None:
@@ -247,7 +264,11 @@ class LinkCore:
         # A call may end after its link did: then there is nobody to tell.
         if self.state is not LinkState.LOST:
             self.callee.answer(call_id)
-            self._outgoing.append(answer)
+            self._say(answer)
+
+    def _say(self, outgoing: Outgoing) -> None:
+        if not self._is_silent:
+            self._outgoing.append(outgoing)
 
 
 def _detached(outgoing: Outgoing) -> Outgoing:

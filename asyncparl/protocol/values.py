@@ -144,11 +144,11 @@ class _Lowering:
 
     def _lower_array(self, kind: type, value: Any) -> Any:
         if kind is _loaded("numpy", "ndarray") and _is_plain_array(value):
-            fortran = value.flags.f_contiguous and not value.flags.c_contiguous
-            flat = _array_bytes(value.T if fortran else value)
-            return [_ARRAY, value.dtype.str, list(value.shape), fortran, self._reference(flat)]
+            *described, flat = _array_parts(value)
+            return [_ARRAY, *described, self._reference(flat)]
         if kind is _loaded("torch", "Tensor") and _is_plain_tensor(value):
-            return [_TENSOR, str(value.dtype)[6:], list(value.shape), self._reference(_tensor_bytes(value))]
+            *described, flat = _tensor_parts(value)
+            return [_TENSOR, *described, self._reference(flat)]
         raise _NotPlain
 
     def _reference(self, flat: Any) -> int | bytes:
@@ -193,14 +193,17 @@ def _loaded(module: str, name: str) -> Any:
 
 
 def _is_plain_array(array: Any) -> bool:
+    # `dtype.str` says all about these; 2: a type of another library, such as ml_dtypes.
     dtype = array.dtype
-    return (dtype.kind in "SU" and dtype.itemsize > 0) or (dtype.kind in "biufc" and dtype.isbuiltin == 1)
+    return dtype.kind in "biufcmMSU" and dtype.isbuiltin != 2 and dtype.itemsize > 0 and dtype.metadata is None
 
 
-def _array_bytes(array: Any) -> Any:
-    """A flat uint8 view of the array, or of a contiguous copy if it has gaps."""
+def _array_parts(array: Any) -> tuple[Any, ...]:
+    """What `_array_from` takes. The last is a flat uint8 view of the array, or of a contiguous copy if it has gaps."""
     numpy = sys.modules["numpy"]
-    return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+    flat = numpy.ascontiguousarray(array.T if fortran else array).reshape(-1).view(numpy.uint8)
+    return array.dtype.str, list(array.shape), fortran, flat
 
 
 def _array_from(dtype: str, shape: list[int], fortran: bool, buffer: Buffer) -> Any:
@@ -221,9 +224,11 @@ def _is_plain_tensor(tensor: Any) -> bool:
     )
 
 
-def _tensor_bytes(tensor: Any) -> Any:
+def _tensor_parts(tensor: Any) -> tuple[Any, ...]:
+    """What `_tensor_from` takes, like `_array_parts`."""
     # Through uint8 because numpy knows no bfloat16.
-    return tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    flat = tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    return str(tensor.dtype)[6:], list(tensor.shape), flat
 
 
 def _tensor_from(dtype_name: str, shape: list[int], buffer: Buffer) -> Any:
@@ -292,12 +297,19 @@ def _array_aware(pickler_type: Any) -> Any:
 
 
 def _reduce_array(value: Any) -> Any:
-    """How to pickle what the libraries themselves pickle in another way than we promise; None: as they do."""
+    """How to pickle an array or tensor so that it arrives like one outside of a pickle; None: not our business.
+
+    Numpy and torch themselves would copy tensors, dates and arrays with gaps into the pickle, turn big-endian numbers
+    around, and make what was read-only here read-only there.
+    """
     kind = type(value)
     if kind is _loaded("torch", "Tensor") and _is_plain_tensor(value):
-        # By themselves tensors are copied into the pickle.
-        return _tensor_from, (str(value.dtype)[6:], list(value.shape), pickle.PickleBuffer(_tensor_bytes(value)))
-    if kind is _loaded("numpy", "ndarray") and not value.flags.writeable:
-        # By themselves they arrive read-only.
-        return value.copy(order="K").__reduce_ex__(5)
+        *described, flat = _tensor_parts(value)
+        return _tensor_from, (*described, pickle.PickleBuffer(flat))
+    if kind is _loaded("numpy", "ndarray"):
+        writable = value if value.flags.writeable else value.copy(order="K")
+        if _is_plain_array(writable):
+            *described, flat = _array_parts(writable)
+            return _array_from, (*described, pickle.PickleBuffer(flat))
+        return None if writable is value else writable.__reduce_ex__(5)
     return None

@@ -71,11 +71,10 @@ class MemoryNetwork:
         try:
             with trio.fail_after(timeout_s):
                 await call.answered.wait()
-        except BaseException as error:
-            call.hang_up()
-            if isinstance(error, trio.TooSlowError):
-                raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from memory://{name}") from None
-            raise
+        except trio.TooSlowError:
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from memory://{name}") from None
+        finally:
+            call.gone = True
         if call.channel is None:
             raise ConnectionAbortedError(errno.ECONNABORTED, "the listener hung up before it answered")
         return call.channel
@@ -117,11 +116,6 @@ class _Dialing:
     def answer(self, channel: MemoryChannel | None) -> None:
         self.channel = channel
         self.answered.set()
-
-    def hang_up(self) -> None:
-        self.gone = True
-        if self.channel is not None:
-            self.channel.close()
 
 
 class MemoryListener(Listener):

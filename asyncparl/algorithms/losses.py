@@ -1,0 +1,52 @@
+"""Losses of actor-critic methods. Each is a SUM over all steps, as in the IMPALA and A3C papers, never a mean.
+
+Learning rates and gradient clipping of the papers belong to sums. Divide the total by the number of steps for means.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """-sum(log pi(a|x) * advantage); lowering it makes actions with a positive advantage likelier.
+
+    Args:
+        log_probs: [...] log pi(a|x) of the actions that were taken.
+        advantages: same shape; no gradient flows through them.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    _check_same_shape("advantages", advantages, log_probs)
+    return -(log_probs * advantages.detach()).sum()
+
+
+def value_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """0.5 * sum((target - V(x))^2).
+
+    Args:
+        values: [...] V(x).
+        targets: same shape; no gradient flows through them.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    _check_same_shape("targets", targets, values)
+    return 0.5 * (targets.detach() - values).square().sum()
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of each categorical distribution, [...] from logits [..., A]; never negative."""
+    log_probs = logits.log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def entropy_loss(logits: Tensor) -> Tensor:
+    """-sum(entropy); lowering it spreads the policy out. Its cost is a positive number."""
+    return -entropy(logits).sum()
+
+
+def _check_same_shape(name: str, tensor: Tensor, expected: Tensor) -> None:
+    if tensor.shape != expected.shape:
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, expected {list(expected.shape)}")

@@ -1,0 +1,31 @@
+"""The command `asyncparl`. Its commands import what they need when they run, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+import asyncparl
+from asyncparl.cli.train import train
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(asyncparl.__version__, message="%(version)s")
+def commands() -> None:
+    """Distributed reinforcement learning as plain async Python."""
+
+
+commands.add_command(train)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process. What is wrong with it is said in one line, and the exit status is 2."""
+    try:
+        sys.exit(commands.main(prog_name="asyncparl", standalone_mode=False))
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)

@@ -1,0 +1,5 @@
+"""`python -m asyncparl.cli` is `asyncparl`."""
+
+from asyncparl.cli import main
+
+main()

@@ -1,0 +1,82 @@
+"""`Agent`: the side of an algorithm that environments and files see. numpy in, numpy out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncparl.algorithms.arrays import as_array, as_tensor
+from asyncparl.algorithms.base import Algorithm
+from asyncparl.algorithms.rollout import Rollout, to_torch
+from asyncparl.rl.checkpoint import get_random_state, read_checkpoint, set_random_state, write_checkpoint
+
+
+class Agent:
+    """Acts and learns with one algorithm. Not thread-safe: one thread at a time."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    def learn(self, rollout: Rollout[NDArray[Any]] | Rollout[Tensor]) -> dict[str, Tensor]:
+        """One update from a rollout of arrays or tensors. The metrics stay tensors: reading one may wait for a GPU."""
+        return self.algorithm.learn(to_torch(rollout, self._device()))
+
+    def predict(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """The best actions, int64 [N] for observations [N, ...]."""
+        return as_array(self.algorithm.predict(as_tensor(obs).to(self._device())))
+
+    def sample(self, obs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Actions drawn from the policy, int64 [N], and their log-probabilities, float32 [N]."""
+        actions, log_probs = self.algorithm.sample(as_tensor(obs).to(self._device()))
+        return as_array(actions), as_array(log_probs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write model, optimizer, schedule, counters and random state to one file, all of it or nothing.
+
+        Raises:
+            OSError: the file cannot be written; a former one is as it was.
+        """
+        write_checkpoint(path, {"learner": self.algorithm.state_dict(), "random": get_random_state()})
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Continue exactly where `save` was called. Sets the global random state of torch, numpy and Python too.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is not a checkpoint, or one of another model or algorithm. Nothing has changed then.
+        """
+        state = read_checkpoint(path)
+        try:
+            self.algorithm.load_state_dict(state["learner"])
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)} cannot be restored: {error}") from error
+        set_random_state(state["random"])
+
+    @property
+    def training(self) -> bool:
+        """Whether dropout, batch normalisation and the like are in training mode."""
+        return self.algorithm.model.training
+
+    def train(self) -> None:
+        """Put the model in training mode."""
+        self.algorithm.model.train()
+
+    def eval(self) -> None:
+        """Put the model in evaluation mode."""
+        self.algorithm.model.eval()
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """A copy of the model's weights by name."""
+        return self.algorithm.get_weights()
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Copy weights into the model; ValueError if they do not fit, and nothing has changed then."""
+        self.algorithm.set_weights(weights)
+
+    def _device(self) -> torch.device:
+        return next(self.algorithm.model.parameters()).device

@@ -1,0 +1,129 @@
+"""From the settings of a run to its parts. Driver and actors build the same model here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncparl.algorithms import IMPALA
+from asyncparl.algorithms.schedule import LinearDecay
+from asyncparl.rl import Model, default_model
+from asyncparl.training.config import TrainingConfig
+from asyncparl.training.environments import VectorEnvironment, make_environment
+from asyncparl.training.errors import ConfigError
+
+ModelClass = Callable[..., Model]
+"""Called as `model_class(obs_shape=..., num_actions=...)`; what `forward` must give stands in `asyncparl.Model`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What a model must know of its environment."""
+
+    obs_shape: tuple[int, ...]
+    obs_dtype: np.dtype[Any]
+    num_actions: int
+
+    @classmethod
+    def of(cls, environment: VectorEnvironment) -> Interface:
+        return cls(environment.obs_shape, environment.obs_dtype, environment.num_actions)
+
+
+def find_interface(config: TrainingConfig) -> Interface:
+    """Make one copy of the environment, look at it, and close it.
+
+    Raises:
+        ConfigError: there is no such environment, or it is of a kind that is not supported.
+    """
+    try:
+        environment = make_environment(config.env, num_envs=1, options=config.env_options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        return Interface.of(environment)
+    finally:
+        environment.close()
+
+
+def make_model(interface: Interface, model_class: ModelClass | None) -> Model:
+    """The user's model, or the default one for such observations.
+
+    Raises:
+        ConfigError: there is no default model for them.
+    """
+    if model_class is not None:
+        return model_class(obs_shape=interface.obs_shape, num_actions=interface.num_actions)
+    try:
+        return default_model(interface.obs_shape, interface.obs_dtype, interface.num_actions)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def make_algorithm(model: Model, config: TrainingConfig) -> IMPALA:
+    """IMPALA as the settings say, on the device of the model."""
+    return IMPALA(
+        model,
+        discount=config.discount,
+        value_cost=config.value_cost,
+        entropy_cost=config.entropy_cost,
+        learning_rate=config.learning_rate,
+        decay_steps=config.steps if config.anneal_learning_rate else None,
+        rms_epsilon=config.rms_epsilon,
+        max_grad_norm=config.max_grad_norm,
+        precision=config.precision,
+    )
+
+
+def restore_algorithm(algorithm: IMPALA, state: dict[str, Any], config: TrainingConfig) -> None:
+    """Go on from a checkpoint; the learning rate falls to 0 at the end that `config` gives the run now.
+
+    Raises:
+        ConfigError: the checkpoint is of another model.
+    """
+    try:
+        algorithm.load_state_dict(state)
+    except ValueError as error:
+        raise ConfigError(f"the checkpoint does not fit the model: {error}") from error
+    algorithm.schedule = LinearDecay(config.learning_rate, config.steps if config.anneal_learning_rate else None)
+
+
+def check_device(name: str) -> torch.device:
+    """The torch device of that name.
+
+    Raises:
+        ConfigError: torch knows no such device, or has none here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def import_model(name: str) -> ModelClass:
+    """The class behind "module:Class"; modules in the current folder count, as for `python -m`.
+
+    Raises:
+        ConfigError: there is no such module or class in it.
+    """
+    module_name, _, class_name = name.partition(":")
+    if not module_name or not class_name:
+        raise ConfigError(f"a model is given as module:Class, not {name!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        model_class = getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"model {name!r}: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"model {name!r}: module {module_name} has no {class_name}") from error
+    if not isinstance(model_class, type) or not issubclass(model_class, Model):
+        raise ConfigError(f"model {name!r} is no subclass of asyncparl.Model")
+    return model_class

@@ -1,0 +1,109 @@
+"""Checkpoints of a run: everything that it needs to go on, in one file that is there as a whole or not at all.
+
+checkpoints/checkpoint-000000001280.pt      numbered by agent steps; the two newest are kept
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncparl.rl.checkpoint import read_checkpoint, write_checkpoint
+from asyncparl.training.errors import RunFolderError
+
+NUM_KEPT = 2
+_NAME = re.compile(r"checkpoint-(\d+)\.pt")
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """How far a run has come."""
+
+    agent_steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    elapsed_s: float = 0.0
+    environments_started: int = 0  # so that a resumed run seeds none like an earlier one
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The contents of one file."""
+
+    counters: Counters
+    algorithm: dict[str, Any]
+    random_state: dict[str, Any]
+
+
+def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> Path:
+    """Write a checkpoint, then remove all but the newest two. Blocks: call it from a thread.
+
+    Raises:
+        OSError: no space, or the folder is gone. Earlier checkpoints are still there then.
+    """
+    path = folder / f"checkpoint-{checkpoint.counters.agent_steps:012d}.pt"
+    contents = {
+        "counters": dataclasses.asdict(checkpoint.counters),
+        "algorithm": _to_cpu(checkpoint.algorithm),
+        "random_state": checkpoint.random_state,
+    }
+    write_checkpoint(path, contents)
+    for old in list_checkpoints(folder)[:-NUM_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    numbered = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered)]
+
+
+def load_latest(folder: Path, *, warn: Callable[[str], None]) -> Checkpoint:
+    """The newest checkpoint that can be read.
+
+    Args:
+        warn: told, in one line each, which ones could not.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    paths = list_checkpoints(folder) if folder.is_dir() else []
+    if not paths:
+        raise RunFolderError(f"there is no checkpoint in {folder}: the run cannot be resumed")
+    for path in reversed(paths):
+        try:
+            return load_checkpoint(path)
+        except RunFolderError as error:
+            warn(str(error))
+    raise RunFolderError(f"no checkpoint in {folder} can be read: the run cannot be resumed")
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read one file.
+
+    Raises:
+        RunFolderError: it is missing, damaged, or of another version.
+    """
+    try:
+        contents = read_checkpoint(path)
+        return Checkpoint(Counters(**contents["counters"]), contents["algorithm"], contents["random_state"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise RunFolderError(f"checkpoint {path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _to_cpu(state: Any) -> Any:
+    """A state dict with its tensors on the CPU, so that a machine without the device can read it."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: _to_cpu(item) for key, item in state.items()}
+    if isinstance(state, list):
+        return [_to_cpu(item) for item in state]
+    return state

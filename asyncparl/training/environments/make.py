@@ -1,0 +1,95 @@
+"""From an environment's name to the environment."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+
+import gymnasium
+
+from asyncparl.training.environments.base import VectorEnvironment
+from asyncparl.training.environments.options import EnvironmentOptions
+
+
+def make_environment(
+    env_id: str, *, num_envs: int, seed: int = 0, options: EnvironmentOptions | None = None
+) -> VectorEnvironment:
+    """N copies of an environment, not yet reset.
+
+    Args:
+        env_id: an Atari game ("pong", "PongNoFrameskip-v4", "ALE/Pong-v5": all the same), or any id that
+            `gymnasium.make` takes, "module:EnvId" included. An id that gymnasium knows as something else than an
+            Atari game is that ("Blackjack-v1"). With a module the id is always gymnasium's.
+        num_envs: how many copies.
+        seed: sub-environment i is seeded with `seed + i`; see `environment_seed` for many actors.
+        options: None: the defaults.
+
+    Raises:
+        ValueError: one line: the name is unknown (close ones are listed), a package that it needs is not installed,
+            an option does not concern it, or its observations or actions are of a kind that is not supported.
+    """
+    options = EnvironmentOptions() if options is None else options
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    rom_id = find_atari_game(env_id)
+    options.check_unused(env_id, is_atari=rom_id is not None)
+    if rom_id is not None:
+        from asyncparl.training.environments.atari import AtariEnvironment
+
+        return AtariEnvironment(rom_id, num_envs=num_envs, seed=seed, options=options)
+    return _make_gymnasium(env_id, num_envs, seed, options)
+
+
+def find_atari_game(env_id: str) -> str | None:
+    """The ROM that `make_environment` would play, or None if the name is not that of an Atari game."""
+    if not _has_atari():
+        return None
+    from asyncparl.training.environments.atari import find_rom
+
+    spec = gymnasium.registry.get(env_id)
+    if spec is not None and not str(spec.entry_point).startswith("ale_py"):
+        return None
+    return find_rom(env_id)
+
+
+def _make_gymnasium(env_id: str, num_envs: int, seed: int, options: EnvironmentOptions) -> VectorEnvironment:
+    from asyncparl.training.environments.gymnasium import GymnasiumEnvironment
+
+    if env_id.count(":") > 1:
+        raise ValueError(f"an environment id is EnvId or module:EnvId, got {env_id!r}")
+    try:
+        return GymnasiumEnvironment(env_id, num_envs=num_envs, seed=seed, options=options)
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise ValueError(f"no environment is called {env_id!r}{_hint(env_id)}") from error
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ValueError(f"{env_id!r} cannot be made: {str(error).splitlines()[0]}") from error
+
+
+def _hint(env_id: str) -> str:
+    """What may have been meant, to be put behind the error."""
+    shortest_last = sorted(_known_names(), key=len, reverse=True)
+    names = {_plain(name): name for name in shortest_last}
+    close = [names[plain] for plain in difflib.get_close_matches(_plain(env_id), names, n=3, cutoff=0.6)]
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    if not _has_atari():
+        hint += "; Atari games need `pip install asyncparl[atari]`"
+    return hint
+
+
+def _known_names() -> list[str]:
+    names = [env_id for env_id, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
+    if _has_atari():
+        from asyncparl.training.environments.atari import rom_ids
+
+        names += rom_ids()
+    return names
+
+
+def _plain(name: str) -> str:
+    """A name without what people leave out or add: case, namespace, version."""
+    return re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name.rpartition("/")[2]).replace("_", "").lower()
+
+
+def _has_atari() -> bool:
+    return importlib.util.find_spec("ale_py") is not None

@@ -1,0 +1,181 @@
+"""The training pipeline: actors -> batches -> learner -> weights -> actors, in one event loop.
+
+    feed (a task per actor)    async for rollout in actor.rollouts(): copy it into the batch that is being filled
+    submit                     a batch that is complete goes to the learner's thread, which has room for two
+    updated                    the learner is done with a batch: its memory is free again, its weights are the newest
+
+Backpressure: a feed that finds no room waits; its actor then comes to rest, a few rollouts ahead. Nothing is dropped
+and no queue grows. Files and displays are not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import trio
+
+import asyncparl
+from asyncparl.rl import WeightLayout
+from asyncparl.rl.checkpoint import get_random_state
+from asyncparl.training.actor import ActorSetup, RolloutActor
+from asyncparl.training.batching import BatchAssembler
+from asyncparl.training.checkpoint import Checkpoint, Counters
+from asyncparl.training.errors import TrainingError
+from asyncparl.training.feed import Feed, NewestWeights
+from asyncparl.training.learner import Learner, Update
+from asyncparl.training.loop_lag import LoopLag
+from asyncparl.training.metrics import WINDOW_S, Metrics, Report, Situation
+from asyncparl.training.prepare import PreparedRun
+from asyncparl.training.sampler import Sample
+
+
+class Pipeline:
+    """See the top of this file.
+
+    Args:
+        run: what to run; its algorithm belongs to the pipeline while `run` runs.
+        say: told what people should know, one line each.
+    """
+
+    def __init__(self, run: PreparedRun, *, say: Callable[[str], None]) -> None:
+        config, algorithm = run.config, run.algorithm
+        self._run = run
+        self._before = run.counters
+        self._agent_steps = algorithm.agent_steps
+        self._updates = algorithm.updates
+        self._environments_started = run.counters.environments_started
+        self._started_at = trio.current_time()
+        self._metrics = Metrics()
+        self._loop_lag = LoopLag(window_s=WINDOW_S)
+        self._assembler = BatchAssembler(
+            num_steps=config.unroll_length,
+            num_columns=config.batch_size,
+            obs_shape=run.interface.obs_shape,
+            obs_dtype=run.interface.obs_dtype,
+            num_batches=config.num_batches,
+            pin_memory=config.device.startswith("cuda"),
+        )
+        self._room = trio.lowlevel.ParkingLot()
+        self._num_lent = 0  # batches that are complete and not yet learned from
+        self._newest = NewestWeights(algorithm.updates, WeightLayout.of(algorithm.model).pack(algorithm.model))
+        self._learner = Learner(
+            algorithm, on_update=self._updated, device=config.device, num_threads=config.learner_threads
+        )
+        self._feeds = [
+            Feed(self._start_actor, self._take, self._newest, say=say, max_restarts=config.max_actor_restarts)
+            for _ in range(config.num_actors)
+        ]
+        self.finished = trio.Event()
+        """As many steps as were asked for have been learned from."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Train until it is cancelled, inside `asyncparl.connect()`, which also ends the actors.
+
+        Cancellation: the update under way is finished first.
+
+        Raises:
+            TrainingError: from the learner, or no actor is left.
+            Exception: what an actor or `learn` raised.
+        """
+        trio.lowlevel.add_instrument(self._loop_lag)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._learner.run)
+                task_status.started()
+                await self._run_feeds()
+        finally:
+            trio.lowlevel.remove_instrument(self._loop_lag)
+
+    def report(self) -> Report:
+        """The figures of this moment."""
+        counters = self.counters()
+        situation = Situation(
+            agent_steps=counters.agent_steps,
+            updates=counters.updates,
+            episodes=counters.episodes,
+            elapsed_s=counters.elapsed_s,
+            batches_waiting=max(0, self._num_lent - 1),  # one of them is with the learner
+            rollouts_waiting=self._room.statistics().tasks_waiting,
+            actors=sum(feed.has_actor for feed in self._feeds),
+            actor_restarts=sum(feed.num_restarts for feed in self._feeds),
+            loop_lag_ms=self._loop_lag.longest_ms(),
+        )
+        return self._metrics.report(situation, now=trio.current_time())
+
+    def counters(self) -> Counters:
+        """How far the run has come, earlier processes included."""
+        return Counters(
+            agent_steps=self._agent_steps,
+            updates=self._updates,
+            episodes=self._before.episodes + self._metrics.num_episodes,
+            elapsed_s=self._before.elapsed_s + trio.current_time() - self._started_at,
+            environments_started=self._environments_started,
+        )
+
+    async def checkpoint(self) -> Checkpoint:
+        """A copy of the state between two updates, made in the learner's thread."""
+        return self._checkpoint(*await self._learner.call(self._state))
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The state after `run`; None if the learner failed, or has learned nothing since the run was prepared."""
+        if not self._learner.ended_well or self._updates == self._before.updates:
+            return None
+        return self._checkpoint(*self._state())
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self._run.algorithm.state_dict(), get_random_state()
+
+    def _checkpoint(self, algorithm: dict[str, Any], random_state: dict[str, Any]) -> Checkpoint:
+        # The learner may have gone on since `algorithm` was copied.
+        counters = replace(self.counters(), agent_steps=algorithm["agent_steps"], updates=algorithm["updates"])
+        return Checkpoint(counters, algorithm, random_state)
+
+    # --- rollouts in, weights out -----------------------------------------------------------------------------
+
+    def _start_actor(self) -> asyncparl.Proxy:
+        setup = ActorSetup(self._run.config, self._run.model_class, self._environments_started)
+        self._environments_started += self._run.config.envs_per_actor
+        return cast("asyncparl.Proxy", RolloutActor(setup))  # mypy ignores what class decorators return
+
+    async def _run_feeds(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for feed in self._feeds:
+                nursery.start_soon(feed.run)
+        deaths = [feed.last_death for feed in self._feeds if feed.last_death is not None]
+        raise TrainingError(f"no actor is left; the last one that died: {deaths[-1]}")
+
+    async def _take(self, sample: Sample) -> None:
+        """Copy a rollout into a batch; waits for room."""
+        rollout, record = sample
+        self._metrics.rollout_arrived(
+            now=trio.current_time(),
+            episodes=record.episodes,
+            environment_s=record.environment_s,
+            inference_s=record.inference_s,
+        )
+        while not self._assembler.has_room(rollout.actions.shape[1]):
+            await self._room.park()
+        batch = self._assembler.add(rollout, record.weights_version)
+        if batch is not None:
+            self._num_lent += 1
+            await self._learner.submit(batch)
+
+    def _updated(self, update: Update) -> None:
+        self._assembler.release(update.batch)
+        self._num_lent -= 1
+        self._room.unpark_all()
+        self._agent_steps, self._updates = update.agent_steps, update.version
+        self._newest.version, self._newest.packed = update.version, update.weights
+        for feed in self._feeds:
+            feed.weights_published()
+        self._metrics.batch_learned(
+            now=trio.current_time(),
+            num_steps=update.batch.rollout.actions.numel(),
+            lags=update.lags,
+            times=update.times,
+        )
+        self._metrics.losses = update.losses
+        if self._agent_steps >= self._run.config.steps:
+            self.finished.set()

@@ -1,0 +1,172 @@
+"""A training run from its settings to its result: `train`, or a `Trainer` where one wants a hand in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import asyncparl
+from asyncparl.training.build import ModelClass
+from asyncparl.training.checkpoint import Checkpoint, save_checkpoint
+from asyncparl.training.config import TrainingConfig
+from asyncparl.training.display import Display, SilentDisplay
+from asyncparl.training.errors import unwrapped_errors
+from asyncparl.training.metrics import Report
+from asyncparl.training.pipeline import Pipeline
+from asyncparl.training.prepare import PreparedRun, prepare_new_run, prepare_resumed_run
+
+SHOW_INTERVAL_S = 0.5
+_PRELOAD = ("torch", "numpy", "gymnasium", "asyncparl.training.actor")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """How a run ended."""
+
+    run_dir: Path
+    checkpoint: Path | None  # the last one; None if the run learned nothing
+    report: Report  # the last figures
+    stop_reason: str | None  # None: all steps are done
+
+    @property
+    def agent_steps(self) -> int:
+        """Learned from, since the run began."""
+        return self.report.agent_steps
+
+    @property
+    def mean_return(self) -> float:
+        """Raw, of the last 100 episodes."""
+        return self.report.mean_return
+
+
+async def train(
+    config: TrainingConfig, *, model: ModelClass | None = None, run_dir: Path | None = None
+) -> TrainingResult:
+    """Train until all steps are done, without showing anything; see `Trainer`."""
+    return await Trainer(config, model=model, run_dir=run_dir).run()
+
+
+class Trainer:
+    """One run; `run` it once.
+
+    Making it already finds what is wrong with the settings, and makes the run folder.
+
+    Args:
+        config: the settings.
+        model: the network's class, called as `model(obs_shape=..., num_actions=...)`; None: that of the settings.
+        run_dir: a new or empty folder; None: one in `runs/`, named after environment, date and seed.
+
+    Raises:
+        ConfigError: the environment, the model or the device is not to be had.
+        RunFolderError: the folder cannot be written, or holds a run.
+    """
+
+    def __init__(self, config: TrainingConfig, *, model: ModelClass | None = None, run_dir: Path | None = None) -> None:
+        self._adopt(prepare_new_run(config, model=model, run_dir=run_dir))
+
+    @classmethod
+    def resume(
+        cls,
+        run_dir: Path,
+        *,
+        changes: dict[str, Any] | None = None,
+        model: ModelClass | None = None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> Trainer:
+        """Go on with an earlier run, in its folder, from its last checkpoint.
+
+        Args:
+            changes: settings that differ from now on; only those that do not make it another run.
+            model: as for a new run.
+            warn: told of checkpoints that cannot be read.
+
+        Raises:
+            ConfigError, RunFolderError: it cannot go on.
+        """
+        trainer = cls.__new__(cls)
+        trainer._adopt(prepare_resumed_run(run_dir, changes or {}, model=model, warn=warn))
+        return trainer
+
+    def _adopt(self, run: PreparedRun) -> None:
+        self.config = run.config
+        self.run_dir = run.folder.path
+        self._run = run
+        self._stopping = trio.Event()
+        self._stop_reason: str | None = None
+        self._last_saved: Path | None = None
+        self._reported_at = run.counters.elapsed_s
+
+    def stop(self, reason: str) -> None:
+        """End the run as if its steps were done: after the update under way, with a checkpoint. From its event loop."""
+        self._stop_reason = self._stop_reason or reason
+        self._stopping.set()
+
+    async def run(self, display: Display | None = None) -> TrainingResult:
+        """Train until all steps are done or `stop` is called, on a private cluster of its own.
+
+        Cancellation and errors: actors and learner are ended, and what was learned is saved, unless the learner itself
+        has failed: then the last checkpoint stays the last.
+
+        Raises:
+            TrainingError: the learner diverged or is stuck, or no actor is left.
+            Exception: what the code of environment or model raised.
+        """
+        display = display or SilentDisplay()
+        with display, unwrapped_errors():
+            pipeline = Pipeline(self._run, say=display.say)
+            try:
+                async with asyncparl.connect(preload=_PRELOAD):
+                    await self._train(pipeline, display)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._finish(pipeline, display)
+        return TrainingResult(self.run_dir, self._last_saved, pipeline.report(), self._stop_reason)
+
+    async def _train(self, pipeline: Pipeline, display: Display) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(pipeline.run)
+            nursery.start_soon(self._report_regularly, pipeline, display)
+            nursery.start_soon(self._save_regularly, pipeline)
+            nursery.start_soon(self._stop_when_finished, pipeline)
+            await self._stopping.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _stop_when_finished(self, pipeline: Pipeline) -> None:
+        await pipeline.finished.wait()
+        self._stopping.set()
+
+    async def _report_regularly(self, pipeline: Pipeline, display: Display) -> None:
+        while True:
+            report = pipeline.report()
+            display.show(report)
+            if report.elapsed_s - self._reported_at >= self.config.report_interval_s:
+                self._write_report(report)
+            await trio.sleep(SHOW_INTERVAL_S)
+
+    async def _save_regularly(self, pipeline: Pipeline) -> None:
+        while True:
+            await trio.sleep(self.config.checkpoint_interval_s)
+            await self._save(await pipeline.checkpoint())
+
+    async def _save(self, checkpoint: Checkpoint) -> None:
+        # In a thread: writing and syncing take as long as the disk pleases.
+        self._last_saved = await trio.to_thread.run_sync(save_checkpoint, checkpoint, self._run.folder.checkpoints)
+
+    async def _finish(self, pipeline: Pipeline, display: Display) -> None:
+        report = pipeline.report()
+        display.show(report)
+        try:
+            self._write_report(report)
+            last = pipeline.last_checkpoint()
+            if last is not None:
+                await self._save(last)
+        finally:
+            self._run.folder.close()
+
+    def _write_report(self, report: Report) -> None:
+        self._reported_at = report.elapsed_s
+        self._run.folder.report(report.row(), report.scalars(), step=report.agent_steps)

@@ -1,0 +1,282 @@
+"""Two link cores in a world that loses nothing by itself, and a record of what must hold between them.
+
+Each end has one FIFO of transport messages on their way to it. A step lets one end do something, or delivers one
+message. The world checks every event against its own simple record of every call, so that a wrong one fails at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from asyncparl.errors import CallFate
+from asyncparl.protocol.frames import Frame, decode_frames
+from asyncparl.protocol.link import (
+    AnswerArrived,
+    CallArrived,
+    CancelArrived,
+    Event,
+    GrantArrived,
+    ItemArrived,
+    LinkCore,
+    LinkState,
+    Opened,
+    PeerClosing,
+)
+from asyncparl.protocol.messages import Call, CallKind, Cancelled, Item, Raised, Returned
+from asyncparl.protocol.values import Encoded
+from tests.protocol.pair import REPORT, packed
+
+
+@dataclass
+class CallRecord:
+    """What we know of one call, whichever side we look from."""
+
+    value: bytes
+    granted: int
+    """Items that its caller allowed so far."""
+    outcome: str = ""
+    """How its caller saw it end; empty while it waits."""
+    on_wire: bool = False
+    arrived: bool = False
+    cancel_arrived: bool = False
+    answer: str = ""
+    """What its callee answered."""
+    num_items_sent: int = 0
+    num_items_received: int = 0
+
+
+@dataclass
+class End:
+    """One core, the messages on their way to it, and the calls that it made."""
+
+    core: LinkCore
+    window: int
+    inbox: deque[memoryview] = field(default_factory=deque)
+    calls: dict[int, CallRecord] = field(default_factory=dict)
+    num_on_wire: int = 0
+    """Calls of ours that left, and whose answer has not come back."""
+    last_arrived: int = 0
+    said_goodbye: bool = False
+
+    def unsettled(self) -> list[int]:
+        return [call_id for call_id, record in self.calls.items() if not record.outcome]
+
+
+class World:
+    """Both ends. In every step `who` is 0 or 1, and `pick` chooses among what is possible."""
+
+    def __init__(self, windows: tuple[int, int]) -> None:
+        self.ends = [End(LinkCore(name=f"end {i}", call_window=window), window) for i, window in enumerate(windows)]
+        self.steps: dict[str, Callable[[int, int], None]] = {
+            "call": self.call,
+            "cancel": self.cancel,
+            "grant": self.grant,
+            "answer": self.answer,
+            "item": self.item,
+            "leave": self.leave,
+            "deliver": self.deliver,
+            "goodbye": self.goodbye,
+            "lose": self.lose,
+        }
+
+    # --- what an end does -----------------------------------------------------------------------------------
+
+    def call(self, who: int, pick: int) -> None:
+        end = self.ends[who]
+        if end.core.state is LinkState.LOST:
+            return
+        record = CallRecord(f"call {len(end.calls)} of {who}".encode(), granted=pick % 3)
+        memory = bytearray(record.value)
+        call_id = end.core.call(CallKind.METHOD, "f", Encoded(b"", [memory]), credit=record.granted)
+        assert call_id not in end.calls
+        end.calls[call_id] = record
+        self._user_goes_on(who, pick, memory)
+
+    def cancel(self, who: int, pick: int) -> None:
+        end = self.ends[who]
+        if end.calls:
+            call_id = list(end.calls)[pick % len(end.calls)]
+            record = end.calls[call_id]
+            assert end.core.cancel(call_id) == (not record.outcome)
+            record.outcome = record.outcome or "cancelled by the caller"
+
+    def grant(self, who: int, pick: int) -> None:
+        end = self.ends[who]
+        if end.calls:
+            call_id = list(end.calls)[pick % len(end.calls)]
+            record = end.calls[call_id]
+            end.core.grant(call_id, 1 + pick % 2)
+            record.granted += 1 + pick % 2 if not record.outcome else 0
+
+    def answer(self, who: int, pick: int) -> None:
+        core, served = self.ends[who].core, self._served(who)
+        if not served:
+            return
+        call_id = served[pick % len(served)]
+        record = self.ends[1 - who].calls[call_id]
+        record.answer = ("returned", "raised", "cancelled")[pick % 3] if not record.cancel_arrived else "cancelled"
+        memory = bytearray(record.value)
+        match pick % 3:
+            case 0:
+                core.answer_returned(call_id, Encoded(b"", [memory]))
+            case 1:
+                core.answer_raised(call_id, REPORT, Encoded(b"", [memory]))
+            case 2:
+                core.answer_cancelled(call_id)
+        self._user_goes_on(who, pick, memory)
+
+    def item(self, who: int, pick: int) -> None:
+        core = self.ends[who].core
+        served = [call_id for call_id in self._served(who) if core.callee.has_credit(call_id)]
+        if served:
+            call_id = served[pick % len(served)]
+            record = self.ends[1 - who].calls[call_id]
+            memory = bytearray(record.value + b", item %d" % record.num_items_sent)
+            core.send_item(call_id, Encoded(b"", [memory]))
+            record.num_items_sent += 1
+            self._user_goes_on(who, pick, memory)
+
+    def goodbye(self, who: int, pick: int) -> None:
+        self.ends[who].core.say_goodbye()
+        self.ends[who].said_goodbye = True
+
+    def lose(self, who: int, pick: int) -> None:
+        """This end notices that the link is lost; the other one may notice later, and still receive until then."""
+        end = self.ends[who]
+        served = self._served(who)
+        lost, unanswered = end.core.lose()
+        assert [call_id for call_id, _ in lost] == end.unsettled()
+        assert unanswered == served
+        for call_id, fate in lost:
+            record = end.calls[call_id]
+            assert fate is CallFate.MAY_HAVE_RUN or not record.on_wire
+            record.outcome = fate.value
+        end.inbox.clear()
+        end.num_on_wire = 0
+
+    # --- what happens between the ends ----------------------------------------------------------------------
+
+    def leave(self, who: int, pick: int) -> None:
+        """The channel takes one message."""
+        end, peer = self.ends[who], self.ends[1 - who]
+        if not end.core.has_outgoing:
+            return
+        expected = end.core.next_outgoing
+        outgoing = end.core.take_outgoing()
+        assert outgoing is expected
+        match outgoing.message:
+            case Call(call_id):
+                end.calls[call_id].on_wire = True
+                end.num_on_wire += 1
+                assert end.num_on_wire <= peer.window
+        if peer.core.state is not LinkState.LOST:
+            peer.inbox.append(packed(outgoing))
+
+    def deliver(self, who: int, pick: int) -> None:
+        """One message reaches this end."""
+        end = self.ends[who]
+        if not end.inbox:
+            return
+        [frame] = decode_frames(end.inbox.popleft())
+        was_open = end.core.state is LinkState.OPEN
+        event = end.core.receive(frame)
+        assert was_open or isinstance(event, Opened)
+        self._check_event(who, frame, event)
+        assert end.core.callee.num_open == len(self._served(who)) <= end.window
+
+    def _check_event(self, who: int, frame: Frame, event: Event | None) -> None:
+        end, peer = self.ends[who], self.ends[1 - who]
+        if isinstance(frame.message, Returned | Raised | Cancelled):
+            end.num_on_wire -= 1
+        match event:
+            case CallArrived(call):
+                record = peer.calls[call.call_id]
+                assert not record.arrived
+                assert call.call_id > end.last_arrived
+                assert frame.buffers[0] == record.value
+                record.arrived, end.last_arrived = True, call.call_id
+            case CancelArrived(call_id):
+                record = peer.calls[call_id]
+                assert record.arrived and record.outcome and not record.answer and not record.cancel_arrived
+                record.cancel_arrived = True
+            case GrantArrived(call_id):
+                record = peer.calls[call_id]
+                assert record.arrived and not record.answer
+            case ItemArrived(call_id):
+                record = end.calls[call_id]
+                assert not record.outcome
+                assert frame.buffers[0] == record.value + b", item %d" % record.num_items_received
+                record.num_items_received += 1
+                assert record.num_items_received <= record.granted
+            case AnswerArrived(call_id):
+                record = end.calls[call_id]
+                assert not record.outcome
+                assert type(frame.message).__name__.lower() == record.answer
+                assert record.num_items_received == record.num_items_sent
+                assert not frame.buffers or frame.buffers[0] == record.value
+                record.outcome = record.answer
+            case Opened(hello):
+                assert hello.call_window == peer.window
+            case PeerClosing():
+                assert peer.said_goodbye
+            case None:
+                assert isinstance(frame.message, Item | Returned | Raised | Cancelled) or self._is_over(who, frame)
+
+    def _is_over(self, who: int, frame: Frame) -> bool:
+        """Whether a Cancel or Grant came after the answer left."""
+        return bool(self.ends[1 - who].calls[frame.message.call_id].answer)  # type: ignore[union-attr]
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _served(self, who: int) -> list[int]:
+        """The peer's calls that this end owes an answer."""
+        if self.ends[who].core.state is LinkState.LOST:
+            return []
+        return [call_id for call_id, record in self.ends[1 - who].calls.items() if record.arrived and not record.answer]
+
+    def _user_goes_on(self, who: int, pick: int, memory: bytearray) -> None:
+        """The channel takes some messages, and what it refuses is detached; then the user overwrites the array."""
+        for _ in range(pick % 4):
+            self.leave(who, pick)
+        self.ends[who].core.detach_outgoing()
+        memory[:] = bytes(len(memory))
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring everything to rest, and check that nothing is left."""
+        self._deliver_everything()
+        if all(end.core.state is LinkState.OPEN and not end.said_goodbye for end in self.ends):
+            self._check_credits()
+            self._answer_everything()
+        else:
+            for who in (0, 1):
+                self.lose(who, 0)
+        for end in self.ends:
+            assert end.unsettled() == []
+            assert end.core.caller.num_open == end.core.callee.num_open == end.num_on_wire == 0
+            assert not end.core.has_outgoing
+
+    def _deliver_everything(self) -> None:
+        while any(end.core.has_outgoing or end.inbox for end in self.ends):
+            for who in (0, 1):
+                self.leave(who, 0)
+                self.deliver(who, 0)
+
+    def _check_credits(self) -> None:
+        """At rest, both sides agree on how many items may still come."""
+        for who in (0, 1):
+            for call_id in self._served(who):
+                record = self.ends[1 - who].calls[call_id]
+                if not record.cancel_arrived:
+                    has_credit = self.ends[who].core.callee.has_credit(call_id)
+                    assert has_credit == (record.granted > record.num_items_sent)
+
+    def _answer_everything(self) -> None:
+        while any(end.unsettled() for end in self.ends) or self._served(0) or self._served(1):
+            assert self._served(0) or self._served(1), "a call that waits, and nobody serves it"
+            for who in (0, 1):
+                self.answer(who, 0)
+            self._deliver_everything()

@@ -1,0 +1,154 @@
+"""NNG channels to other processes: how their end is noticed, and what a fork may still do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import trio
+import trio.testing
+
+from asyncparl.transport import Channel, listen
+from tests.transport.addresses import FRESH_ADDRESS
+from tests.transport.peers import peer_process
+
+SCHEMES = ("ipc", "tcp")
+TIMEOUT_S = 30.0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_killed_peer_is_noticed_by_a_waiting_receiver(scheme: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
+        async with peer_process("send_and_leave", listener.address) as process:
+            with await listener.accept() as channel:
+                assert await channel.receive() == b"hello"
+                async with trio.open_nursery() as nursery:
+
+                    async def receive() -> None:
+                        with pytest.raises(trio.BrokenResourceError):
+                            await channel.receive()
+
+                    nursery.start_soon(receive)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                    process.kill()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_killed_peer_is_noticed_by_a_waiting_sender(scheme: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
+        async with peer_process("ignore", listener.address) as process:
+            with await listener.accept() as channel:
+                assert await channel.receive() == b"hello"
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_send_until_it_fails, channel)
+                    await _wait_until_it_sends_no_more(channel)
+                    process.kill()
+
+
+async def _send_until_it_fails(channel: Channel) -> None:
+    with pytest.raises(trio.BrokenResourceError):
+        while True:
+            await channel.send([bytes(64 * 1024)])
+
+
+async def _wait_until_it_sends_no_more(channel: Channel) -> None:
+    num_sent = -1
+    while channel.statistics().num_sent > num_sent:
+        num_sent = channel.statistics().num_sent
+        await trio.sleep(0.1)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_peer_that_exits_without_closing_is_noticed(scheme: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
+        async with peer_process("send_and_leave", listener.address) as process:
+            with await listener.accept() as channel:
+                assert await channel.receive() == b"hello"
+                await channel.send([b"now leave"])
+                with pytest.raises(trio.BrokenResourceError):
+                    await channel.receive()
+                assert await process.wait() == 0  # NNG's clean-up at exit does not hang
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_listener_goes_on_after_a_peer_was_killed(scheme: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
+        for _ in range(2):
+            async with peer_process("echo", listener.address) as process:
+                with await listener.accept() as channel:
+                    await channel.send([b"x"])
+                    assert await channel.receive() == b"x"
+                    process.kill()
+                    with pytest.raises(trio.BrokenResourceError):
+                        await channel.receive()
+
+
+FORK = """
+import os, sys, trio
+from asyncparl.transport import dial, listen
+
+async def main():
+    with listen("ipc://" + sys.argv[1]) as listener:
+        accepted = []
+        async with trio.open_nursery() as nursery:
+            async def accept(): accepted.append(await listener.accept())
+            nursery.start_soon(accept)
+            dialed = await dial(listener.address)
+        pid = os.fork()
+        if pid == 0:
+            await in_child(listener, dialed)
+            dialed.close(); accepted[0].close(); listener.close()  # nothing of this reaches the parent
+            del dialed, accepted, listener
+            sys.exit(7)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 7, status
+        await dialed.send([b"still"])
+        assert await accepted[0].receive() == b"still"
+        dialed.close(); accepted[0].close()
+        assert os.path.exists(sys.argv[1])
+    print("parent works")
+
+async def in_child(listener, channel):
+    for call in (lambda: channel.send([b"x"]), channel.receive, channel.wait_sendable, listener.accept,
+                 lambda: dial(listener.address)):
+        try: await call()
+        except RuntimeError as error: assert "fork" in str(error)
+        else: raise AssertionError
+    for call in (lambda: channel.send_nowait([b"x"]), channel.receive_nowait, lambda: listen("tcp://127.0.0.1:0")):
+        try: call()
+        except RuntimeError as error: assert "fork" in str(error)
+        else: raise AssertionError
+
+trio.run(main)
+"""
+
+
+def test_a_forked_child_gets_a_clear_error_ends_cleanly_and_does_not_disturb_its_parent() -> None:
+    path = FRESH_ADDRESS["ipc"]().removeprefix("ipc://")
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, path], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "parent works\n", "")
+
+
+def test_a_fork_before_the_first_channel_may_use_channels() -> None:
+    script = """
+    import os, sys, trio
+    import asyncparl.transport.nng
+    from asyncparl.transport import listen
+    pid = os.fork()
+    async def main():
+        listen("tcp://127.0.0.1:0").close()
+    trio.run(main)
+    if pid:
+        assert os.waitpid(pid, 0)[1] == 0
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=TIMEOUT_S, check=True)
+
+
+@pytest.mark.parametrize("statement", ["import asyncparl.transport", "import asyncparl.transport.memory"])
+def test_pynng_is_imported_only_when_an_address_needs_it(statement: str) -> None:
+    script = f"{statement}; import sys; assert 'pynng' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, check=True)
