@@ -118,8 +118,10 @@ def _make_trainer(
     given: dict[str, Any], env_options: Sequence[str], run_dir: Path | None, resume: Path | None
 ) -> Trainer:
     from asyncparl.cli.env_options import parse_env_options
+    from asyncparl.rl import keep_freed_memory
     from asyncparl.training.trainer import Trainer
 
+    keep_freed_memory()
     if env_options:
         given["env_options"] = parse_env_options(env_options)
     if resume is not None:

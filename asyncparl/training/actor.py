@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import asyncparl
-from asyncparl.rl import WeightLayout
+from asyncparl.rl import WeightLayout, keep_freed_memory
 from asyncparl.training.build import Interface, ModelClass, make_model
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import environment_seed, make_environment
@@ -37,6 +37,7 @@ class RolloutActor:
     """
 
     def __init__(self, setup: ActorSetup) -> None:
+        keep_freed_memory()  # a rollout is allocated every time, filled, and sent away
         config = setup.config
         seed = environment_seed(config.seed, setup.first_environment)
         torch.set_num_threads(1)  # an actor is a core's worth of work
