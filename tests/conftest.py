@@ -13,9 +13,9 @@ import pytest
 
 from tests.leaks import MARK, Leak, LeakDetector, Snapshot, kill
 
-# Two busy cores make any single example slow now and then.
-hypothesis.settings.register_profile("asyncparl", deadline=None, parent=hypothesis.settings.get_profile("default"))
-hypothesis.settings.register_profile("asyncparl-ci", parent=hypothesis.settings.get_profile("ci"))
+# Two busy cores make any single example slow now and then. In CI the same examples are tried every time.
+hypothesis.settings.register_profile("asyncparl", deadline=None)
+hypothesis.settings.register_profile("asyncparl-ci", deadline=None, derandomize=True, print_blob=True, database=None)
 
 _temporary_folder = pytest.StashKey[str]()
 

@@ -41,7 +41,8 @@ ROOMS = {
     "algorithms":      Room("",                                     "torch numpy"),
     "rl":              Room("algorithms",                           "torch numpy"),
     "training":        Room("asyncparl errors rl algorithms",       "trio outcome torch numpy gymnasium ale_py rich"),
-    "cli":             Room("asyncparl errors training runtime",    "trio click"),
+    "cli":             Room("asyncparl errors rl algorithms training runtime", "trio click"),
+    "mypy_plugin":     Room("",                                     "mypy"),
     "asyncparl":       Room("errors runtime rl",                    ""),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
+UNREAD = 128 + signal.SIGPIPE
 
 _POSITIVE = click.IntRange(min=1)
 _NOT_NEGATIVE = click.FloatRange(min=0)
@@ -106,6 +108,10 @@ def impala(env_options: Sequence[str], run_dir: Path | None, resume: Path | None
     except KeyboardInterrupt:
         click.echo("stopped at once", err=True)
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Nobody reads what we say. Python's own flush at exit must not fail on it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(UNREAD)
     except ModuleNotFoundError as error:
         raise _missing_package(error) from error
     except AsyncparlError as error:

@@ -59,6 +59,8 @@ class Pipeline:
         )
         self._room = trio.lowlevel.ParkingLot()
         self._num_lent = 0  # batches that are complete and not yet learned from
+        steps_left = config.steps - algorithm.agent_steps
+        self._num_to_submit = -(-steps_left // (config.unroll_length * config.batch_size))
         self._newest = NewestWeights(algorithm.updates, WeightLayout.of(algorithm.model).pack(algorithm.model))
         self._learner = Learner(
             algorithm, on_update=self._updated, device=config.device, num_threads=config.learner_threads
@@ -159,6 +161,9 @@ class Pipeline:
             await self._room.park()
         batch = self._assembler.add(rollout, record.weights_version)
         if batch is not None:
+            if self._num_to_submit == 0:
+                await trio.sleep_forever()  # the last batches are being learned from
+            self._num_to_submit -= 1
             self._num_lent += 1
             await self._learner.submit(batch)
 

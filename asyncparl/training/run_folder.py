@@ -19,6 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from torch.utils.tensorboard import SummaryWriter
+
 from asyncparl.training.errors import RunFolderError
 
 CONFIG_FILE = "config.json"
@@ -112,8 +114,6 @@ class RunFolder:
         Raises:
             RunFolderError: the progress.csv of the resumed run has another header.
         """
-        from torch.utils.tensorboard import SummaryWriter  # takes a second
-
         rows = [] if from_step is None else self._rows_until(columns, step_column, from_step)
         path = self.path / PROGRESS_FILE
         _write_rows(path, columns, rows)

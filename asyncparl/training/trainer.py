@@ -14,7 +14,7 @@ from asyncparl.training.build import ModelClass
 from asyncparl.training.checkpoint import Checkpoint, save_checkpoint
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.display import Display, SilentDisplay
-from asyncparl.training.errors import unwrapped_errors
+from asyncparl.training.errors import RunFolderError, unwrapped_errors
 from asyncparl.training.metrics import Report
 from asyncparl.training.pipeline import Pipeline
 from asyncparl.training.prepare import PreparedRun, prepare_new_run, prepare_resumed_run
@@ -98,6 +98,7 @@ class Trainer:
         self._stopping = trio.Event()
         self._stop_reason: str | None = None
         self._last_saved: Path | None = None
+        self._saved_updates = run.counters.updates
         self._reported_at = run.counters.elapsed_s
 
     def stop(self, reason: str) -> None:
@@ -113,6 +114,7 @@ class Trainer:
 
         Raises:
             TrainingError: the learner diverged or is stuck, or no actor is left.
+            RunFolderError: the last checkpoint could not be written.
             Exception: what the code of environment or model raised.
         """
         display = display or SilentDisplay()
@@ -130,7 +132,7 @@ class Trainer:
         async with trio.open_nursery() as nursery:
             await nursery.start(pipeline.run)
             nursery.start_soon(self._report_regularly, pipeline, display)
-            nursery.start_soon(self._save_regularly, pipeline)
+            nursery.start_soon(self._save_regularly, pipeline, display)
             nursery.start_soon(self._stop_when_finished, pipeline)
             await self._stopping.wait()
             nursery.cancel_scope.cancel()
@@ -144,29 +146,39 @@ class Trainer:
             report = pipeline.report()
             display.show(report)
             if report.elapsed_s - self._reported_at >= self.config.report_interval_s:
-                self._write_report(report)
+                self._write_report(report, display)
             await trio.sleep(SHOW_INTERVAL_S)
 
-    async def _save_regularly(self, pipeline: Pipeline) -> None:
+    async def _save_regularly(self, pipeline: Pipeline, display: Display) -> None:
         while True:
             await trio.sleep(self.config.checkpoint_interval_s)
-            await self._save(await pipeline.checkpoint())
+            if pipeline.counters().updates > self._saved_updates:
+                try:
+                    await self._save(await pipeline.checkpoint())
+                except OSError as error:  # a full disk may have room again later
+                    display.say(f"the checkpoint could not be written: {error}")
 
     async def _save(self, checkpoint: Checkpoint) -> None:
         # In a thread: writing and syncing take as long as the disk pleases.
         self._last_saved = await trio.to_thread.run_sync(save_checkpoint, checkpoint, self._run.folder.checkpoints)
+        self._saved_updates = checkpoint.counters.updates
 
     async def _finish(self, pipeline: Pipeline, display: Display) -> None:
         report = pipeline.report()
-        display.show(report)
         try:
-            self._write_report(report)
+            self._write_report(report, display)
             last = pipeline.last_checkpoint()
             if last is not None:
                 await self._save(last)
+        except OSError as error:
+            raise RunFolderError(f"the last checkpoint could not be written: {error}") from error
         finally:
             self._run.folder.close()
+        display.show(report)
 
-    def _write_report(self, report: Report) -> None:
+    def _write_report(self, report: Report, display: Display) -> None:
         self._reported_at = report.elapsed_s
-        self._run.folder.report(report.row(), report.scalars(), step=report.agent_steps)
+        try:
+            self._run.folder.report(report.row(), report.scalars(), step=report.agent_steps)
+        except OSError as error:
+            display.say(f"{self.run_dir} could not be written: {error}")

@@ -1,7 +1,7 @@
 """Moves opaque messages between processes. `dial` and `listen` choose the transport by the address's scheme.
 
-`base.py` has the promises, `nng.py` the sockets (`ipc://` and `tcp://`), `memory.py` the in-memory transport
-(`memory://`) with its fault knobs, `conformance.py` the checks that any transport must pass.
+`base.py` has the promises; `endpoints.py` and `nng.py` keep them for `ipc://` and `tcp://`, `memory.py` for `memory://`,
+with knobs to break things; `conformance/` has the checks that any transport must pass.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ async def dial(
         return await default_network().dial(parsed.name, max_message_bytes=max_message_bytes, timeout_s=timeout_s)
     if isinstance(parsed, TcpAddress) and parsed.port == 0:
         raise ValueError(f"port 0 cannot be dialed: {address!r}")
-    from asyncparl.transport.nng import dial_nng
+    from asyncparl.transport.endpoints import dial_socket
 
-    return await dial_nng(parsed, max_message_bytes=max_message_bytes, timeout_s=timeout_s)
+    return await dial_socket(parsed, max_message_bytes=max_message_bytes, timeout_s=timeout_s)
 
 
 def listen(address: str, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Listener:
@@ -68,6 +68,6 @@ def listen(address: str, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) 
         from asyncparl.transport.memory import default_network
 
         return default_network().listen(parsed.name, max_message_bytes=max_message_bytes)
-    from asyncparl.transport.nng import listen_nng
+    from asyncparl.transport.endpoints import listen_socket
 
-    return listen_nng(parsed, max_message_bytes=max_message_bytes)
+    return listen_socket(parsed, max_message_bytes=max_message_bytes)

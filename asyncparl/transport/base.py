@@ -159,6 +159,7 @@ class Listener(ABC):
 
         Raises:
             trio.ClosedResourceError: the listener was closed, before or while waiting.
+            OSError: the process has too many files open. A later call may succeed; repeating it at once is no use.
         """
 
     @abstractmethod

@@ -111,7 +111,7 @@ class Reception:
         """Wait for a connection that greets. A cancelled wait has taken none.
 
         Raises:
-            OSError: the system refuses to take a connection, for want of file descriptors for example.
+            OSError: the system cannot take the connection now; it stays in the backlog.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
@@ -138,7 +138,11 @@ class Reception:
             connection, _ = self._listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        tune(connection)
+        try:
+            tune(connection)
+        except OSError:  # it has been reset already
+            connection.close()
+            return
         if len(self._ungreeted) >= MAX_UNGREETED:
             self._drop(next(iter(self._ungreeted)))
         self._ungreeted[connection] = _Greeting()
@@ -187,7 +191,10 @@ class Reception:
 
     def close(self) -> None:
         """Hang up on everybody who has not been let in. Whoever waits for a guest gets `ClosedResourceError`."""
-        trio.lowlevel.notify_closing(self._selector.fileno())
+        try:
+            trio.lowlevel.notify_closing(self._selector.fileno())
+        except RuntimeError:
+            pass  # outside of Trio, so that nobody waits
         self._selector.close()
         self._listening.close()
         for connection in [*self._ungreeted, *(guest.connection for guest in self._waiting)]:

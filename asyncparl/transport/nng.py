@@ -22,17 +22,14 @@ import socket
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import pynng
 import trio
 from pynng import ffi, lib
 
 from asyncparl.errors import MessageTooLarge
-from asyncparl.transport.addresses import IpcAddress, TcpAddress
-from asyncparl.transport.base import Channel, ChannelStatistics, Listener, Part
-from asyncparl.transport.greeting import Reception, greet_listener
-from asyncparl.transport.sockets import SocketFile, bind, connect
+from asyncparl.transport.base import Channel, ChannelStatistics, Part
 
 QUEUED_MESSAGES = 64  # in each direction, at each end; beyond it sending waits
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -58,13 +55,21 @@ def _check(code: int) -> None:
         raise _ERRORS.get(code, RuntimeError)(f"NNG: {ffi.string(lib.nng_strerror(code)).decode()}")
 
 
+class ForkAware(Protocol):
+    """What must not be used in a forked child."""
+
+    def mark_forked(self) -> None:
+        """This is a child; from now on every use raises RuntimeError, and closing does nothing."""
+
+
 class _Library:
     """NNG in this process. Its threads do not exist in a forked child, and calling it there aborts the process."""
 
     def __init__(self) -> None:
         self._prepared = False
         self._forked = False
-        self._users: weakref.WeakSet[NngChannel | NngListener] = weakref.WeakSet()
+        self._users: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+        self._kept: list[_PairSocket] = []
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
     def prepare(self) -> None:
@@ -80,8 +85,12 @@ class _Library:
             for parameter, value in _THREADS:
                 lib.nng_init_set_parameter(parameter, value)
 
-    def add_user(self, user: NngChannel | NngListener) -> None:
+    def add_user(self, user: ForkAware) -> None:
         self._users.add(user)
+
+    def keep(self, pair: _PairSocket) -> None:
+        """Until the process ends: NNG still knows the address of this open socket."""
+        self._kept.append(pair)
 
     def _after_fork_in_child(self) -> None:
         if self._prepared:
@@ -100,7 +109,7 @@ _THREADS = (
     (lib.NNG_INIT_MAX_POLLER_THREADS, 1),
     (lib.NNG_INIT_NUM_RESOLVER_THREADS, 1),
 )
-_library = _Library()
+library = _Library()
 
 
 class _PairSocket(pynng.Pair0):  # type: ignore[misc]  # pynng has no types
@@ -114,7 +123,7 @@ def _open_pair(
     connection_fd: int, max_receive_bytes: int, on_added: Callable[[Any], None], on_removed: Callable[[Any], None]
 ) -> _PairSocket:
     """A Pair socket that has exactly this connection; it owns the descriptor once this returns."""
-    _library.prepare()
+    library.prepare()
     pair = _PairSocket()
     try:
         pair.recv_max_size = max_receive_bytes
@@ -159,7 +168,7 @@ class NngChannel(Channel):
         self._closed = False
         self._socket: Any = self._pair.socket
         self._receive_fd: int = self._pair.recv_fd
-        _library.add_user(self)
+        library.add_user(self)
 
     # On threads of NNG.
 
@@ -172,11 +181,12 @@ class NngChannel(Channel):
         self._lost = True
         self._call_soon(self._wake_waiters)
 
-    def _call_soon(self, call: Callable[[], object]) -> None:
+    def _call_soon(self, call: Callable[[], object]) -> bool:
         try:
             self._token.run_sync_soon(call)
         except trio.RunFinishedError:
-            pass  # nobody is left to be told
+            return False  # nobody is left to be told
+        return True
 
     # On the loop.
 
@@ -327,8 +337,9 @@ class NngChannel(Channel):
     def __del__(self) -> None:
         if self._closed or self._forked:
             return
+        if not self._call_soon(self._pair.close):
+            library.keep(self._pair)
         warnings.warn(f"unclosed channel {self!r}", ResourceWarning, source=self, stacklevel=1)
-        self._call_soon(self._pair.close)
 
     @property
     def closed(self) -> bool:
@@ -360,72 +371,3 @@ def _lend(message: Any, size: int) -> memoryview:
         free(message)
 
     return memoryview(ffi.buffer(ffi.gc(lib.nng_msg_body(message), release), size))
-
-
-class NngListener(Listener):
-    """A plain listening socket; every connection that greets properly becomes a channel of its own."""
-
-    def __init__(self, address: IpcAddress | TcpAddress, *, max_message_bytes: int) -> None:
-        self._closed = True  # nothing to close yet, should binding fail
-        self._forked = False
-        _library.prepare()
-        listening, bound = bind(address)
-        self._closed = False
-        self.address = str(bound)
-        self._file = SocketFile(bound.path) if isinstance(bound, IpcAddress) else None
-        self._max_message_bytes = max_message_bytes
-        self._reception = Reception(listening, max_message_bytes)
-        _library.add_user(self)
-
-    async def accept(self) -> Channel:
-        if self._forked:
-            raise RuntimeError("this listener was opened before the process was forked")
-        if self._closed:
-            raise trio.ClosedResourceError("this listener was closed")
-        connection, peer_limit = await self._reception.next_guest()
-        return _open_channel(connection, self._max_message_bytes, peer_limit)
-
-    def mark_forked(self) -> None:
-        self._forked = True
-
-    def close(self) -> None:
-        if self._closed or self._forked:
-            return
-        self._closed = True
-        self._reception.close()
-        if self._file is not None:
-            self._file.remove()
-
-    def __del__(self) -> None:
-        if not self._closed and not self._forked:
-            warnings.warn(f"unclosed listener {self.address}", ResourceWarning, source=self, stacklevel=1)
-
-
-def listen_nng(address: IpcAddress | TcpAddress, *, max_message_bytes: int) -> NngListener:
-    """See `asyncparl.transport.listen`."""
-    return NngListener(address, max_message_bytes=max_message_bytes)
-
-
-async def dial_nng(address: IpcAddress | TcpAddress, *, max_message_bytes: int, timeout_s: float) -> NngChannel:
-    """See `asyncparl.transport.dial`."""
-    _library.prepare()
-    try:
-        with trio.fail_after(timeout_s):
-            connection = await connect(address)
-            with connection, connection.dup() as probe:
-                peer_limit = await greet_listener(connection, max_message_bytes)
-                channel = _open_channel(connection, max_message_bytes, peer_limit)
-                try:
-                    await channel.wait_connected(probe)
-                except BaseException:
-                    channel.close()
-                    raise
-                return channel
-    except trio.TooSlowError:
-        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from {address}") from None
-
-
-def _open_channel(connection: socket.socket, max_message_bytes: int, peer_limit: int) -> NngChannel:
-    return NngChannel(
-        connection, max_send_bytes=min(max_message_bytes, peer_limit), max_receive_bytes=max_message_bytes
-    )

@@ -57,6 +57,12 @@ def test_a_wrong_field_is_named_in_one_line(field: str, value: Any, message: str
     assert "\n" not in str(error.value)
 
 
+def test_a_final_step_listed_twice_is_refused() -> None:
+    twice = GOOD._replace(final_steps=GOOD.final_steps[[0, 1, 1]], final_obs=GOOD.final_obs[[0, 1, 1]])
+    with pytest.raises(ValueError, match=r"lists \[\(0, 2\), \(3, 0\), \(3, 0\)\], but the truncated steps are"):
+        check_rollout(twice)
+
+
 def test_tensors_share_memory_with_writable_arrays_only() -> None:
     writable = GOOD.rewards.copy()
     read_only = GOOD.actions.copy()

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from asyncparl.protocol.messages import ErrorReport, Message
 from asyncparl.protocol.values import Encoded, decode_value, encode_value
 
-# A shared machine may pause for longer than hypothesis allows an example by default.
-few = settings(max_examples=60, deadline=None)
-many = settings(max_examples=300, deadline=None)
+few = settings(max_examples=60)
+many = settings(max_examples=300)
 
 # --- structs ----------------------------------------------------------------------------------------------------
 

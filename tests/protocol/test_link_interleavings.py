@@ -26,7 +26,7 @@ def play(world: World, script: list[tuple[str, int, int]]) -> None:
     world.settle()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.tuples(st.integers(1, 3), st.integers(1, 3)), script_of(PEACEFUL))
 def test_any_interleaving_settles_every_call_exactly_once(
     windows: tuple[int, int], script: list[tuple[str, int, int]]
@@ -34,7 +34,7 @@ def test_any_interleaving_settles_every_call_exactly_once(
     play(World(windows), script)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(windows, script_of(STEPS))
 @example((1, 1), [("goodbye", 0, 0), ("leave", 1, 0), ("leave", 1, 0), ("deliver", 0, 0)])
 def test_so_does_any_interleaving_with_goodbyes_and_a_loss_at_any_point(

@@ -28,10 +28,10 @@ def assert_same(got: Any, tensor: torch.Tensor) -> None:
 
 @wrapped
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (40, 50)], ids=str)
-def test_a_tensor_of_any_dtype_and_shape_arrives(shape: Any, dtype: Any, wrap: Any, unwrap: Any) -> None:
-    tensor = torch.randint(0, 100, shape).to(dtype)
-    assert_same(unwrap(travel(wrap(tensor))), tensor)
+def test_a_tensor_of_any_dtype_and_shape_arrives(dtype: Any, wrap: Any, unwrap: Any) -> None:
+    for shape in ((), (0,), (3, 0), (5,), (40, 50)):
+        tensor = torch.randint(0, 100, shape).to(dtype)
+        assert_same(unwrap(travel(wrap(tensor))), tensor)
 
 
 OTHER_TENSORS = {

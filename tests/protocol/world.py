@@ -248,7 +248,8 @@ class World:
     def settle(self) -> None:
         """Bring everything to rest, and check that nothing is left."""
         self._deliver_everything()
-        if all(end.core.state is LinkState.OPEN and not end.said_goodbye for end in self.ends):
+        # With a window of 0 calls wait until the link is lost.
+        if all(end.core.state is LinkState.OPEN and not end.said_goodbye and end.window for end in self.ends):
             self._check_credits()
             self._answer_everything()
         else:

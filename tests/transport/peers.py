@@ -55,4 +55,4 @@ async def _main(behaviour: str, address: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(_main, *sys.argv[1:])
+    trio.run(_main, sys.argv[1], sys.argv[2])

@@ -5,29 +5,35 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
 import socket
 import stat
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
 from asyncparl.transport import Channel, Listener, dial, listen
+from asyncparl.transport.addresses import TcpAddress
+from asyncparl.transport.sockets import connect
 from tests.transport.addresses import FRESH_ADDRESS
 
 SCHEMES = ("ipc", "tcp")
 
 
-async def _connect(listener: Listener) -> tuple[Channel, Channel]:
+async def _connect(listener: Listener, stack: ExitStack) -> tuple[Channel, Channel]:
+    """A new channel of the listener, as seen by the dialer and by the acceptor; the stack closes both."""
     accepted: list[Channel] = []
 
     async def accept() -> None:
-        accepted.append(await listener.accept())
+        accepted.append(stack.enter_context(await listener.accept()))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(accept)
-        dialed = await dial(listener.address)
+        dialed = stack.enter_context(await dial(listener.address))
     return dialed, accepted[0]
 
 
@@ -44,41 +50,38 @@ def _resident_bytes() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def _settled(count: int, limit: int) -> int:
-    """NNG gives file descriptors back in the background."""
+async def _settled(limit: int) -> int:
+    """The number of open files, once it is small enough or stays too large. NNG closes some in the background."""
     for _ in range(200):
         if _num_files() <= limit:
             break
         await trio.sleep(0.01)
-    return _num_files() - count
+    return _num_files()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_one_listener_serves_300_channels_with_the_same_few_threads(scheme: str) -> None:
-    with listen(FRESH_ADDRESS[scheme]()) as listener:
-        pairs = [await _connect(listener)]
+    with ExitStack() as stack:
+        listener = stack.enter_context(listen(FRESH_ADDRESS[scheme]()))
+        pairs = [await _connect(listener, stack)]
         files, threads = _num_files(), _num_threads()
-        pairs += [await _connect(listener) for _ in range(299)]
+        pairs += [await _connect(listener, stack) for _ in range(299)]
         assert _num_threads() == threads
-        assert await _settled(files, files + 299 * 4) <= 299 * 4  # a connection and a wake-up, at both ends
+        assert await _settled(files + 299 * 6) <= files + 299 * 6  # at each end a connection and a pipe
         for number, (dialed, _) in enumerate(pairs):
             dialed.send_nowait([number.to_bytes(4)])
         for number, (_, accepted) in enumerate(pairs):
             assert int.from_bytes(await accepted.receive()) == number
-        for dialed, accepted in pairs:
-            dialed.close()
-            accepted.close()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_opening_and_closing_again_and_again_grows_nothing(scheme: str) -> None:
     async def one_cycle() -> None:
-        with listen(FRESH_ADDRESS[scheme]()) as listener:
-            dialed, accepted = await _connect(listener)
-            with dialed, accepted:
-                await dialed.send([bytes(100_000)])
-                await accepted.receive()
-                await accepted.send([b"unread"])
+        with listen(FRESH_ADDRESS[scheme]()) as listener, ExitStack() as stack:
+            dialed, accepted = await _connect(listener, stack)
+            await dialed.send([bytes(100_000)])
+            await accepted.receive()
+            await accepted.send([b"unread"])
 
     for _ in range(20):
         await one_cycle()
@@ -86,72 +89,67 @@ async def test_opening_and_closing_again_and_again_grows_nothing(scheme: str) ->
     for _ in range(200):
         await one_cycle()
     gc.collect()
-    assert await _settled(files, files) <= 0
+    assert await _settled(files) <= files
     assert _num_threads() <= threads
     assert _resident_bytes() - memory < 4 << 20
 
 
 async def test_memory_of_messages_is_given_back() -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener:
-        dialed, accepted = await _connect(listener)
-        with dialed, accepted:
-            for _ in range(1000):  # the heap finds its size
-                await _pass_on(dialed, accepted)
-            memory = _resident_bytes()
-            for _ in range(20_000):
-                await _pass_on(dialed, accepted)
-            assert _resident_bytes() - memory < 4 << 20  # the messages had 280 MB in all
+    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+        dialed, accepted = await _connect(listener, stack)
+        for _ in range(1000):  # the heap finds its size
+            await _pass_on(dialed, accepted)
+        memory = _resident_bytes()
+        for _ in range(10_000):
+            await _pass_on(dialed, accepted)
+        assert _resident_bytes() - memory < 4 << 20  # the 20,000 messages had 420 MB in all
 
 
 async def _pass_on(dialed: Channel, accepted: Channel) -> None:
-    """One small and one lent message, and one that is refused."""
-    for _ in range(64):
-        try:
-            dialed.send_nowait([_SMALL])
-            dialed.send_nowait([_LARGE, _SMALL])
-        except trio.WouldBlock:
-            break
-        await accepted.receive()
-        await accepted.receive()
-        return
+    """One small message, and one whose memory is lent."""
+    dialed.send_nowait([_SMALL])
+    dialed.send_nowait([_LARGE, _SMALL])
+    await accepted.receive()
+    await accepted.receive()
 
 
 _SMALL, _LARGE = bytes(1000), bytes(40_000)
 
 
 async def test_refused_messages_leak_nothing() -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener:
-        dialed, accepted = await _connect(listener)
-        with dialed, accepted:
-            message = bytes(1 << 20)
-            with trio.move_on_after(0.2):
-                while True:
-                    await dialed.send([message])
-            memory = _resident_bytes()
-            for _ in range(200):
-                with pytest.raises(trio.WouldBlock):
-                    dialed.send_nowait([message])
-                with trio.move_on_after(0):
-                    await dialed.send([message])
-            assert _resident_bytes() - memory < 20 << 20
+    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+        dialed, _accepted = await _connect(listener, stack)
+        message = bytes(1 << 18)
+        with trio.move_on_after(0.2):
+            while True:
+                await dialed.send([message])
+        memory, num_sent, num_refused = _resident_bytes(), dialed.statistics().num_sent, 0
+        while num_refused < 200:
+            try:
+                dialed.send_nowait([message])
+            except trio.WouldBlock:
+                num_refused += 1
+            with trio.move_on_after(0):
+                await dialed.send([message])
+        sent_bytes = (dialed.statistics().num_sent - num_sent) * len(message)
+        assert _resident_bytes() - memory < sent_bytes + (10 << 20)  # 100 MB were refused
 
 
 async def test_the_last_view_of_a_message_may_die_in_another_thread() -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener:
-        dialed, accepted = await _connect(listener)
-        with dialed, accepted:
-            memory = 0
-            for number in range(400):
-                await dialed.send([bytes(1 << 20)])
-                views = [await accepted.receive()]
-                part = views[0][10:20]
-                thread = threading.Thread(target=views.clear)
-                thread.start()
-                thread.join()
-                assert part == bytes(10)
-                if number == 100:
-                    memory = _resident_bytes()
-            assert _resident_bytes() - memory < 20 << 20
+    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+        dialed, accepted = await _connect(listener, stack)
+        memory = 0
+        for number in range(400):
+            await dialed.send([bytes(1 << 20)])
+            views = [await accepted.receive()]
+            part = views[0][10:20]
+            thread = threading.Thread(target=views.clear)
+            thread.start()
+            thread.join()
+            assert part == bytes(10)
+            if number == 100:
+                memory = _resident_bytes()
+        assert _resident_bytes() - memory < 20 << 20
 
 
 # Socket files
@@ -160,14 +158,13 @@ async def test_the_last_view_of_a_message_may_die_in_another_thread() -> None:
 async def test_a_socket_file_is_for_its_owner_only_and_goes_with_its_listener() -> None:
     address = FRESH_ADDRESS["ipc"]()
     path = Path(address.removeprefix("ipc://"))
-    with listen(address) as listener:
+    with ExitStack() as stack, listen(address) as listener:
         assert listener.address == address
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        dialed, accepted = await _connect(listener)
+        await _connect(listener, stack)
         assert [entry.name for entry in path.parent.iterdir() if entry.is_socket()] == [path.name]
-    assert not path.exists()
-    dialed.close()
-    accepted.close()
+        listener.close()
+        assert not path.exists()
 
 
 async def test_the_file_of_a_dead_listener_is_replaced() -> None:
@@ -177,19 +174,17 @@ async def test_the_file_of_a_dead_listener_is_replaced() -> None:
         dead.bind(path)
     with pytest.raises(ConnectionRefusedError):
         await dial(address)
-    with listen(address) as listener:
-        for channel in await _connect(listener):
-            channel.close()
+    with listen(address) as listener, ExitStack() as stack:
+        await _connect(listener, stack)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_an_address_in_use_is_refused(scheme: str) -> None:
-    with listen(FRESH_ADDRESS[scheme]()) as listener:
+    with listen(FRESH_ADDRESS[scheme]()) as listener, ExitStack() as stack:
         with pytest.raises(OSError, match="in use") as caught:
             listen(listener.address)
         assert caught.value.errno == errno.EADDRINUSE
-        for channel in await _connect(listener):
-            channel.close()
+        await _connect(listener, stack)
 
 
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
@@ -205,11 +200,10 @@ async def test_a_listener_does_not_remove_the_file_of_its_successor() -> None:
     path = Path(address.removeprefix("ipc://"))
     first = listen(address)
     path.unlink()
-    with listen(address) as second:
+    with listen(address) as second, ExitStack() as stack:
         first.close()
         assert path.exists()
-        for channel in await _connect(second):
-            channel.close()
+        await _connect(second, stack)
 
 
 async def test_dialing_where_no_file_is_says_so() -> None:
@@ -234,33 +228,52 @@ async def test_a_full_backlog_makes_the_dialer_wait_and_then_give_up() -> None:
             await dial(address, timeout_s=0.1)
 
 
+async def test_tcp_connections_send_small_messages_at_once_and_notice_a_peer_that_vanished() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = await connect(TcpAddress("127.0.0.1", server.getsockname()[1]))
+    with connection:
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+        assert not connection.getblocking()
+
+
 # Running out of something
 
 
 async def test_running_out_of_file_descriptors_is_an_os_error_and_leaves_the_channels_alone() -> None:
-    import resource
+    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+        dialed, accepted = await _connect(listener, stack)
+        failures: list[OSError] = []
+        for room in range(12):  # so that it fails at each place in turn
+            with _few_file_descriptors(room):
+                try:
+                    with trio.move_on_after(0.05):
+                        await _connect(listener, stack)
+                except* OSError as group:
+                    failures.append(_first(group))
+        assert {failure.errno for failure in failures} == {errno.EMFILE}
+        await dialed.send([b"x"])
+        assert bytes(await accepted.receive()) == b"x"
+        await _connect(listener, stack)
 
+
+@contextmanager
+def _few_file_descriptors(room: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with listen(FRESH_ADDRESS["ipc"]()) as listener:
-        pairs = [await _connect(listener)]
-        failure: OSError | None = None
-        for room in range(1, 12):  # so that it fails at each place in turn
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + room, hard))
-            try:
-                with trio.move_on_after(0.05):
-                    pairs.append(await _connect(listener))
-            except* OSError as group:
-                failure = _first(group)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert failure is not None
-        assert failure.errno == errno.EMFILE
-        await pairs[0][0].send([b"x"])
-        assert await pairs[0][1].receive() == b"x"
-        pairs.append(await _connect(listener))
-        for pair in pairs:
-            for channel in pair:
-                channel.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard))
+    taken: list[int] = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(room):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
 
 
 def _first(group: BaseExceptionGroup[OSError]) -> OSError:
@@ -273,10 +286,21 @@ def _first(group: BaseExceptionGroup[OSError]) -> OSError:
 
 async def test_an_abandoned_channel_is_closed_with_a_warning() -> None:
     with listen(FRESH_ADDRESS["ipc"]()) as listener:
-        dialed, accepted = await _connect(listener)
+        pair: list[Channel] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_accept_into, listener, pair)
+            dialed = await dial(listener.address)
         with dialed:
             with pytest.warns(ResourceWarning, match="unclosed channel"):
-                del accepted
-                gc.collect()
+                _forget(pair)
             with trio.fail_after(10), pytest.raises(trio.BrokenResourceError):
                 await dialed.receive()
+
+
+def _forget(channels: list[Channel]) -> None:
+    channels.clear()
+    gc.collect()
+
+
+async def _accept_into(listener: Listener, channels: list[Channel]) -> None:
+    channels.append(await listener.accept())

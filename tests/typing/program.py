@@ -1,8 +1,4 @@
-"""What users type, checked by mypy in strict mode; see `test_typing.py`. It is not run.
-
-mypy does not look at what a class decorator returns, so here the decorator is called. (pyright also takes
-`@remote_class`.)
-"""
+"""What users type, checked by mypy in strict mode with our plugin; see `test_typing.py`. It is not run."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ import trio
 import asyncparl
 
 
-class LocalSimulator:
+@asyncparl.remote_class
+class Simulator:
     def __init__(self, game: str) -> None:
         self.game = game
         self.frames = 0
@@ -26,12 +23,17 @@ class LocalSimulator:
             yield self.sample(50)
 
 
-class LocalFast:
+@asyncparl.remote_class(num_cpus=2, max_concurrency=4)
+class Fast:
     def go(self) -> None: ...
 
 
-Simulator = asyncparl.remote_class(LocalSimulator)
-Fast = asyncparl.remote_class(num_cpus=2, max_concurrency=4)(LocalFast)
+class Plain:
+    def size(self) -> int:
+        return 1
+
+
+Called = asyncparl.remote_class(Plain)
 
 
 async def main() -> None:
@@ -56,7 +58,7 @@ async def main() -> None:
             await sim.sample(1)
         await asyncparl.kill(sims[1])
         await Simulator.options(num_cpus=2)("pong").sample(1)
-        print(Simulator.__wrapped__("pong").frames, await Fast().go())
+        print(Simulator.__wrapped__("pong").frames, await Fast().go(), await Called().size())
 
 
 trio.run(main)

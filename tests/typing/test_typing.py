@@ -14,7 +14,10 @@ def _check(source: str, tmp_path: Path) -> str:
     file = tmp_path / "program.py"
     file.write_text(source)
     cache = Path(__file__).parents[2] / ".mypy_cache"
-    out, err, _ = api.run(["--strict", "--cache-dir", str(cache), "--no-error-summary", str(file)])
+    settings = tmp_path / "mypy.ini"
+    settings.write_text("[mypy]\nplugins = asyncparl.mypy_plugin\n")
+    options = ["--strict", "--config-file", str(settings), "--cache-dir", str(cache), "--no-error-summary"]
+    out, err, _ = api.run([*options, str(file)])
     assert not err
     return out
 

@@ -1,0 +1,116 @@
+"""What the checks are run against, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+import trio.testing
+
+from asyncparl.transport.base import DEFAULT_MAX_MESSAGE_BYTES, Channel, Listener
+
+CHECK_TIMEOUT_S = 30.0
+STUCK_AFTER_S = 0.1  # a sender that has not found room for so long is taken to be blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What is checked.
+
+    Attributes:
+        listen: starts a listener at a fresh address, given the message limit.
+        dial: connects to `Listener.address`, given the address, the message limit and the time limit in seconds.
+    """
+
+    listen: Callable[[int], Listener]
+    dial: Callable[[str, int, float], Awaitable[Channel]]
+
+
+def expect(truth: object, promise: str) -> None:
+    if not truth:
+        raise AssertionError(promise)
+
+
+def expect_error(kind: type[Exception], call: Callable[[], object]) -> None:
+    try:
+        call()
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+async def expect_error_later(kind: type[Exception], call: Callable[[], Awaitable[object]]) -> None:
+    try:
+        await call()
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+async def connect(transport: Transport, listener: Listener, limit: int) -> tuple[Channel, Channel]:
+    """A new channel of the listener, as seen by the dialer and by the acceptor."""
+    accepted: list[Channel] = []
+
+    async def accept() -> None:
+        accepted.append(await listener.accept())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        dialed = await transport.dial(listener.address, limit, CHECK_TIMEOUT_S)
+    return dialed, accepted[0]
+
+
+@asynccontextmanager
+async def channels(
+    transport: Transport, dialer_limit: int = DEFAULT_MAX_MESSAGE_BYTES, acceptor_limit: int = DEFAULT_MAX_MESSAGE_BYTES
+) -> AsyncIterator[tuple[Channel, Channel]]:
+    with transport.listen(acceptor_limit) as listener:
+        dialed, accepted = await connect(transport, listener, dialer_limit)
+        with dialed, accepted:
+            yield dialed, accepted
+
+
+def pattern(size: int) -> bytes:
+    return bytes((size + i) % 251 for i in range(min(size, 509))) * (size // 509 + 1)
+
+
+async def fill(channel: Channel, message: bytes) -> int:
+    """Send until the channel stays full. Returns how many were sent."""
+    num_sent = 0
+    while True:
+        try:
+            while True:
+                channel.send_nowait([message])
+                num_sent += 1
+        except trio.WouldBlock:
+            with trio.move_on_after(STUCK_AFTER_S) as scope:
+                await channel.wait_sendable()
+            if scope.cancelled_caught:
+                return num_sent
+
+
+async def receive_numbers(channel: Channel, count: int) -> None:
+    for expected in range(count):
+        message = await channel.receive()
+        expect(int.from_bytes(message[:4]) == expected, f"message {expected} is the next one")
+
+
+async def drain(channel: Channel) -> list[bytes]:
+    """Everything that is still delivered after the loss of the peer."""
+    messages = []
+    try:
+        while True:
+            messages.append(bytes(await channel.receive()))
+    except trio.BrokenResourceError:
+        return messages
+
+
+async def wait_until_lost(channel: Channel) -> None:
+    try:
+        while True:
+            channel.send_nowait([b"?"])
+            await trio.sleep(0.001)
+    except trio.BrokenResourceError:
+        pass

@@ -1,0 +1,231 @@
+"""`asyncparl train impala` as its users meet it: in a process of its own, with signals, and with mistakes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import asyncparl
+from asyncparl.cli import commands, main
+from asyncparl.training.checkpoint import list_checkpoints, load_checkpoint
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 150
+SMALL = ("--actors", "2", "--envs-per-actor", "4", "--batch-size", "8")
+CATCH = ("--env", "asyncparl/Catch-v0", "--learning-rate", "0.005", *SMALL)
+
+
+@contextmanager
+def _started(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, as a shell would start it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "asyncparl.cli", "train", "impala", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _train(*arguments: str, folder: Path) -> str:
+    """Run it to its end; what it wrote."""
+    with _started(*arguments, folder=folder) as process:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    return output
+
+
+def _wait_for(path: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+    """Until a file in the folder matches."""
+    deadline = time.monotonic() + LIMIT_S
+    while not list(path.glob(pattern)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"no {pattern} in {path}"
+        time.sleep(0.02)
+
+
+def _steps(run_dir: Path) -> list[int]:
+    with (run_dir / "progress.csv").open(newline="") as file:
+        return [int(row["agent_steps"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.slow
+def test_pong_is_trained_on_remote_actors(tmp_path: Path) -> None:
+    output = _train("--env", "pong", "--steps", "2000", "--seed", "7", *SMALL, folder=tmp_path)
+    assert "finished after 2,080 steps" in output
+    assert re.search(r"^num_actors +2$", output, re.MULTILINE)
+    assert re.search(r"2,080/2,000 steps .* steps/s .* lag \d", output)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"impala-pong-\d{8}-\d{6}-7", run_dir.name)
+    assert f"results: runs/{run_dir.name}" in output
+    assert {path.name.split(".")[0] for path in run_dir.iterdir()} == {"checkpoints", "config", "events", "progress"}
+    assert _steps(run_dir)[-1] == 2080
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_and_the_run_can_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
+    with _started(*CATCH, *arguments, folder=tmp_path) as process:
+        _wait_for(run_dir / "checkpoints", "*.pt", process)
+        # Ctrl-C reaches the whole group of processes.
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + number, output
+    assert f"stopped by {number.name}" in output
+    assert "go on with: asyncparl train impala --resume run" in output
+    assert "Traceback" not in output
+    stopped_at = load_checkpoint(list_checkpoints(run_dir / "checkpoints")[-1]).counters
+    assert f"after {stopped_at.agent_steps:,} steps" in output
+
+    if number == signal.SIGINT:
+        steps = stopped_at.agent_steps + 1600
+        output = _train("--resume", "run", "--steps", str(steps), folder=tmp_path)
+        assert f"finished after {steps:,} steps" in output
+        assert _steps(run_dir) == sorted(_steps(run_dir))
+        assert _steps(run_dir)[-1] == steps
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
+    with _started(*CATCH, *arguments, folder=tmp_path) as process:
+        _wait_for(run_dir / "checkpoints", "*.pt", process)
+        process.kill()
+    saved = load_checkpoint(list_checkpoints(run_dir / "checkpoints")[-1]).counters
+    output = _train("--resume", "run", "--steps", str(saved.agent_steps + 1600), folder=tmp_path)
+    assert f"finished after {saved.agent_steps + 1600:,} steps" in output
+    resumed = load_checkpoint(list_checkpoints(run_dir / "checkpoints")[-1]).counters
+    assert resumed.updates == saved.updates + 10
+    assert resumed.elapsed_s > saved.elapsed_s
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path: Path) -> None:
+    with _started(*CATCH, "--steps", "100000000", folder=tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
+
+
+def _fails(arguments: Sequence[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one line that the command writes, in this process."""
+    monkeypatch.setattr(sys, "argv", ["asyncparl", "train", "impala", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    captured = capsys.readouterr()
+    assert stop.value.code in (1, 2)
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--env pon", "error: no environment is called 'pon'; did you mean pong"),
+        ("--env CartPol-v1", "error: no environment is called 'CartPol-v1'; did you mean CartPole"),
+        ("", "error: --env says what to play, --resume which run to go on with: one of them is needed"),
+        ("--env pong --steps 0", "error: Invalid value for '--steps': 0 is not in the range x>=1"),
+        ("--env pong --steps many", "error: Invalid value for '--steps': 'many' is not a valid integer"),
+        ("--env pong --step 5", "error: No such option '--step'"),
+        ("--env pong --actors 0", "error: Invalid value for '--actors'"),
+        ("--env pong --actors 100000", "error: 100000 actors are too many for"),
+        ("--env pong --envs-per-actor 64", "error: envs_per_actor (64) must not be more than batch_size (32)"),
+        ("--env pong --learning-rate 0", "error: Invalid value for '--learning-rate'"),
+        ("--env pong --precision fp8", "error: Invalid value for '--precision': 'fp8' is not one of"),
+        ("--env pong --device tpu7", "error: device 'tpu7' cannot be used"),
+        ("--env pong --run-dir file/run", "error: run folder file/run cannot be written: Not a directory"),
+        (
+            "--env pong --env-option frame_skp=3",
+            "error: --env-option frame_skp=3: no option is called 'frame_skp'; did",
+        ),
+        ("--env pong --env-option frame_skip=a", "error: --env-option frame_skip=a: frame_skip must be a whole number"),
+        ("--env pong --env-option frame_skip=0", "error: --env-option: frame_skip must be at least 1, got 0"),
+        ("--env pong --env-option screen_size=[84]", "error: --env-option screen_size=[84]: screen_size must be [a "),
+        ("--env pong --env-option noop_max", "error: --env-option noop_max: write it as NAME=VALUE"),
+        ("--env CartPole-v1 --env-option frame_skip=2", "error: option frame_skip is only for Atari games"),
+        ("--env pong --model Mine", "error: a model is given as module:Class, not 'Mine'"),
+        ("--env pong --model nowhere:Mine", "error: model 'nowhere:Mine': No module named 'nowhere'"),
+        ("--resume missing", "error: missing is no run folder"),
+        ("--resume missing --run-dir new", "error: --run-dir is for new runs"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(
+    arguments: str,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert _fails(arguments.split(), capsys, monkeypatch).startswith(line)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_every_option_is_explained_with_its_default() -> None:
+    train = commands.commands["train"]
+    impala = train.commands["impala"]  # type: ignore[attr-defined]
+    for option in impala.params:
+        assert option.help, option.name
+        if option.name not in ("env", "resume", "model", "env_options"):
+            assert "[default: " in option.help, option.name
+
+
+def _python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], check=False, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+def test_help_needs_neither_torch_nor_gymnasium() -> None:
+    program = """
+import sys
+from asyncparl.cli import commands
+for arguments in (["--help"], ["train", "impala", "--help"]):
+    commands.main(arguments, standalone_mode=False)
+print("loaded:", sorted({"torch", "numpy", "gymnasium", "tensorboard"} & set(sys.modules)))
+"""
+    done = _python(program)
+    assert "--checkpoint-interval" in done.stdout
+    assert done.stdout.endswith("loaded: []\n"), done.stderr
+
+
+@pytest.mark.parametrize("package", ["torch", "gymnasium", "rich", "tensorboard"])
+def test_a_missing_package_is_named_with_what_to_install(package: str) -> None:
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+sys.argv = ["asyncparl", "train", "impala", "--env", "CartPole-v1", "--run-dir", "/dev/null/run"]
+from asyncparl.cli import main
+main()
+"""
+    done = _python(program)
+    assert done.stderr == (f"error: training needs {package}, which is not installed: pip install 'asyncparl[train]'\n")
+    assert done.returncode == 1
+
+
+def test_the_version_is_printed() -> None:
+    done = _python("from asyncparl.cli import commands; commands.main(['--version'])")
+    assert done.stdout == f"{asyncparl.__version__}\n"

@@ -1,0 +1,92 @@
+"""Environments and models that tests train with. Actors import them by name, as those of a user."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from asyncparl import Model
+from asyncparl.training.environments.catch import Catch
+
+
+class Misbehaving(Catch):
+    """Catch, until a file says what to do in the next step; whoever reads it first removes it.
+
+    Args:
+        folder: where a file may be: `die`, `fail` or `nan`. `always`: the file stays.
+    """
+
+    def __init__(self, folder: str, always: bool = False) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+        self._always = always
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        if self._is_told_to("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._is_told_to("fail"):
+            raise LookupError("the game is lost")
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, float("nan") if self._is_told_to("nan") else reward, terminated, truncated, info
+
+    def _is_told_to(self, what: str) -> bool:
+        path = self._folder / what
+        if self._always:
+            return path.exists()
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class Corridor(gymnasium.Env[NDArray[np.float32], Any]):
+    """A user's own environment: walk right for 10 steps. The reward is how many steps were to the right."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        return self._obs(), float(action), False, self._time == 10, {}
+
+    def _obs(self) -> NDArray[np.float32]:
+        return np.array([1.0, self._time / 10], np.float32)
+
+
+class LinearModel(Model):
+    """A user's own model."""
+
+    def __init__(self, obs_shape: Sequence[int], num_actions: int) -> None:
+        super().__init__()
+        self.logits = torch.nn.Linear(obs_shape[0], num_actions)
+        self.value = torch.nn.Linear(obs_shape[0], 1)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.logits(obs), self.value(obs).squeeze(-1)
+
+
+MISBEHAVING_ID = "tests.training.subjects:Misbehaving-v0"
+CORRIDOR_ID = "tests.training.subjects:Corridor-v0"
+
+for name in ("Misbehaving", "Corridor"):
+    if f"{name}-v0" not in gymnasium.registry:
+        entry_point = f"tests.training.subjects:{name}"
+        gymnasium.register(f"{name}-v0", entry_point=entry_point, disable_env_checker=True, order_enforce=False)
