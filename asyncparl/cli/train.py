@@ -49,7 +49,7 @@ _SETTINGS = (
     _setting("--unroll-length", "unroll_length", _POSITIVE, "Steps of an environment in one rollout."),
     _setting("--batch-size", "batch_size", _POSITIVE, "Rollouts of one environment each in a training batch."),
     _setting("--learning-rate", "learning_rate", _MORE_THAN_0, "At the start."),
-    _setting("--anneal/--no-anneal", "anneal_learning_rate", None, "Lower it to 0 at the last step.", "anneal"),
+    _setting("--anneal/--no-anneal", "anneal_learning_rate", None, "Lower it to 0 at the last step.", "no-anneal"),
     _setting("--entropy-cost", "entropy_cost", _NOT_NEGATIVE, "Weight of the entropy bonus."),
     _setting("--value-cost", "value_cost", _NOT_NEGATIVE, "Weight of the value loss."),
     _setting("--discount", "discount", click.FloatRange(0, 1), "Gamma."),

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
-import structlog
 import trio
 
-from asyncparl.errors import ActorDied, AsyncparlError, CallFate
+from asyncparl.errors import ActorDied, AsyncparlError, CallFate, SerializationError
 from asyncparl.ids import ActorId
 from asyncparl.protocol.control import ActorExited, ActorStarted, Request, StartActor, StopActor
 from asyncparl.protocol.link import LinkCore
@@ -21,8 +20,6 @@ from asyncparl.protocol.values import NOTHING, encode_value
 from asyncparl.runtime.call import Call, failed_call, make_call
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.transport import dial
-
-log = structlog.get_logger("asyncparl")
 
 _REPORT_LIMIT_S = 2.0
 """How long a lost link waits for the node to say why."""
@@ -53,6 +50,7 @@ class ActorHandle:
         self._creation: Call[None] | None = None
         self._constructor_error: BaseException | None = None
         self._intended_end = ""
+        self._kill_wanted = False
         self._report: ActorExited | None = None
         self._reported = trio.Event()
         self._gone = trio.Event()
@@ -66,8 +64,8 @@ class ActorHandle:
             return failed_call(name, self._why_dead(CallFate.NEVER_STARTED))
         try:
             value = NOTHING if argument is None else encode_value(argument, by_value=self._by_value)
-        except Exception as error:
-            return failed_call(name, error)
+        except SerializationError as error:
+            return failed_call(name, _named(error, f"the arguments of {name}"))
         return make_call(self._link, name, kind, target, value, credit=credit)
 
     @property
@@ -83,22 +81,29 @@ class ActorHandle:
         await self._creation
 
     async def close(self) -> None:
-        """End it after everything that was called before."""
+        """End it after everything that was called before; streams are cut."""
+        if self._gone.is_set():
+            return
         self.expect_end("it was closed")
         try:
             await self._quit()
             with trio.move_on_after(_EXIT_LIMIT_S):
                 await self._gone.wait()
         finally:
-            if not self._gone.is_set():
-                self._session.start_soon(self._stop_process)
+            self._kill_soon()
         await self._gone.wait()
 
     async def kill(self) -> None:
         """End it at once."""
         self.expect_end("it was killed by its owner")
-        self._session.start_soon(self._stop_process)
+        self._kill_soon()
         await self._gone.wait()
+
+    def _kill_soon(self) -> None:
+        if not self._gone.is_set():
+            # The request may overtake the one to start it: `_live` looks at the flag too.
+            self._kill_wanted = True
+            self._session.start_soon(self._stop_process)
 
     # --- its life -------------------------------------------------------------------------------------------
 
@@ -113,8 +118,8 @@ class ActorHandle:
             try:
                 why = await self._live(num_cpus)
                 if not self._reported.is_set():
-                    await self._stop_process()
                     with trio.move_on_after(_REPORT_LIMIT_S):
+                        await self._stop_process()
                         await self._reported.wait()
                 self._report = self._report or ActorExited(self.actor_id, why, None, None, [])
             finally:
@@ -133,13 +138,17 @@ class ActorHandle:
 
     async def _live(self, num_cpus: float) -> str:
         """Until the link is lost; why."""
+        if (reason := await self._cannot_be_created()) is not None:
+            return reason
         try:
             started = await self._session.request(StartActor(self.actor_id, self.name, num_cpus))
             assert isinstance(started, ActorStarted)
+            self.pid = started.pid
+            if self._kill_wanted:
+                return self._intended_end
             channel = await dial(started.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        except (AsyncparlError, OSError) as error:
-            return str(error)
-        self.pid = started.pid
+        except Exception as error:
+            return str(error) or repr(error)
         self._link.attach(channel)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hang_up_after_report)
@@ -148,6 +157,18 @@ class ActorHandle:
                 await self._reported.wait()
             nursery.cancel_scope.cancel()
         return why
+
+    async def _cannot_be_created(self) -> str | None:
+        """Why there is no use in starting a process: the constructor's arguments cannot even be sent."""
+        assert self._creation is not None
+        if not self._creation.done():
+            return None
+        try:
+            await self._creation
+        except Exception as error:
+            self._constructor_error = error
+            self._reported.set()  # there is no process that could end
+        return "its constructor was never called"
 
     async def _hang_up_after_report(self) -> None:
         # The loss of the link follows the death of the process; if it does not, then we make it.
@@ -163,7 +184,6 @@ class ActorHandle:
             pass  # told to whoever makes calls
         except Exception as error:
             self._constructor_error = error
-            log.warning("constructor failed", actor=self.name, error=f"{type(error).__name__}: {error}")
             await self._quit()
 
     async def _quit(self) -> None:
@@ -184,5 +204,13 @@ class ActorHandle:
         if self._constructor_error is not None:
             return self._constructor_error
         report = self._report or ActorExited(self.actor_id, "its session has ended", None, None, [])
-        reason = self._intended_end or report.reason
+        went_wrong = report.signal is not None or report.exit_code
+        reason = report.reason if went_wrong and not self._kill_wanted else self._intended_end or report.reason
         return ActorDied(self.name, reason, report.exit_code, report.signal, report.log_tail, fate)
+
+
+def _named(error: SerializationError, what: str) -> SerializationError:
+    """The same error, saying what could not travel."""
+    named = SerializationError(f"{what}: {error}")
+    named.__cause__ = error.__cause__
+    return named

@@ -74,6 +74,7 @@ class _Pending:
             return
         self.items.append(frame)
         self._wake()
+        self._tell_watchers()
 
     def call_lost(self, error: BaseException) -> None:
         self.error = error
@@ -127,6 +128,9 @@ class _Pending:
 
     def _settled(self) -> None:
         self._wake()
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
         watchers, self.watchers = self.watchers, []
         for watcher in watchers:
             watcher()
@@ -193,15 +197,15 @@ class Call(Generic[T]):
         if pending.is_settled:
             await trio.lowlevel.checkpoint()
         while not pending.is_settled:
+            if pending.items:
+                pending.cancel()
+                raise TypeError(f"{pending.name} streams: use `async for` instead of awaiting it")
             try:
                 await pending.wait()
             except trio.Cancelled:
                 if not pending.waiters and not pending.watchers:
                     pending.cancel()
                 raise
-            if pending.items and not pending.is_settled:
-                pending.cancel()
-                raise TypeError(f"{pending.name} streams: use `async for` instead of awaiting it")
         if pending.streams and pending.error is None:
             raise TypeError(f"{pending.name} streams: use `async for` instead of awaiting it")
         return pending.result()  # type: ignore[no-any-return]
@@ -289,7 +293,7 @@ class _AsCompleted(Generic[T]):
         self._num_left = 0
         for call in calls:
             self._num_left += 1
-            if call.done():
+            if call.done() or call._pending.items:
                 self._done.append(call)
             else:
                 call._pending.watchers.append(self._watcher(call))

@@ -10,10 +10,13 @@ turn between two items.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
+import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -23,12 +26,10 @@ from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.link import CallArrived
 from asyncparl.protocol.messages import Call, CallKind, ErrorReport
 from asyncparl.protocol.values import Encoded, decode_value, encode_value
+from asyncparl.runtime.async_calls import AsyncCalls, Key
 from asyncparl.runtime.exceptions import pack_exception
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.link import Link
-
-Key = tuple[Link, int]
-"""One call among those of all links."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,8 @@ class ActorHost:
         """Why there is no object."""
         self._early: list[tuple[Link, CallArrived]] | None = []
         """Calls that came before the object was there; None once it is."""
-        self._limiter: trio.CapacityLimiter | None = None
+        self._async_calls = AsyncCalls(self._start_async)
+        self._waiting_to_close: list[tuple[Link, Call, Frame]] = []
         self._is_async: dict[str, bool] = {}
         self._lock = threading.Lock()
         self._streams: dict[Key, _Stream] = {}
@@ -71,6 +73,7 @@ class ActorHost:
 
     def cancel_arrived(self, link: Link, call_id: int) -> None:
         """Stop serving a call, where it can be stopped."""
+        self._drop_cancelled()
         if (scope := self._scopes.get((link, call_id))) is not None:
             scope.cancel()
         self._resume_stream(link, call_id)
@@ -83,6 +86,7 @@ class ActorHost:
 
     def link_lost(self, link: Link) -> None:
         """Nobody hears the answers of this link any more."""
+        self._drop_cancelled()
         for key, scope in list(self._scopes.items()):
             if key[0] is link:
                 scope.cancel()
@@ -95,7 +99,9 @@ class ActorHost:
 
     def _dispatch(self, link: Link, call: Call, frame: Frame) -> None:
         if call.kind == CallKind.METHOD and self._failure is None and self._runs_in_loop(call.target):
-            self._nursery.start_soon(self._run_async, link, call, frame)
+            self._async_calls.add(link, call, frame)
+        elif call.kind == CallKind.CLOSE and not self._async_calls.all_finished:
+            self._waiting_to_close.append((link, call, frame))
         else:
             self._executor.submit(lambda: self._run(link, call, frame))
 
@@ -121,9 +127,11 @@ class ActorHost:
     def _create(self, link: Link, call: Call, frame: Frame) -> None:
         try:
             cls, max_concurrency, args, kwargs = decode_value(frame.payload, frame.buffers)
-            self._limiter = trio.CapacityLimiter(max_concurrency)
+            self._async_calls.max_running = max_concurrency
             self._object = cls(*args, **kwargs)
         except Exception as error:
+            # Also where its output goes: perhaps nobody ever awaits a call of this actor.
+            traceback.print_exc()
             self._failure = pack_exception(error, note=self._note, skip_frames=1)
             link.answer_raised(call.call_id, *self._failure)
         else:
@@ -172,7 +180,12 @@ class ActorHost:
 
     def _step(self, link: Link, call_id: int, stream: _Stream) -> None:
         """Make one item, if it may be sent."""
-        if not link.is_wanted(call_id):
+        with self._lock:  # one look at both: news that come later find the stream parked, and resume it
+            wanted = link.is_wanted(call_id)
+            stream.parked = wanted and not link.has_credit(call_id)
+        if stream.parked:
+            return
+        if not wanted:
             self._end_stream(link, call_id)
             try:
                 stream.generator.close()
@@ -181,10 +194,6 @@ class ActorHost:
             else:
                 link.answer_cancelled(call_id)
             return
-        with self._lock:
-            stream.parked = not link.has_credit(call_id)
-        if stream.parked:
-            return
         try:
             link.send_item(call_id, encode_value(next(stream.generator)))
         except StopIteration:
@@ -192,8 +201,9 @@ class ActorHost:
             link.answer_returned(call_id, streamed=True)
         except Exception as error:
             self._end_stream(link, call_id)
-            stream.generator.close()
             self._answer_error(link, call_id, error)
+            with contextlib.suppress(Exception):  # the caller has an error already
+                stream.generator.close()
         else:
             self._executor.submit(lambda: self._step(link, call_id, stream))
 
@@ -214,26 +224,47 @@ class ActorHost:
 
     # --- tasks of the event loop ----------------------------------------------------------------------------
 
+    def _start_async(self, link: Link, call: Call, frame: Frame) -> None:
+        self._nursery.start_soon(self._run_async, link, call, frame)
+
+    def _drop_cancelled(self) -> None:
+        """Calls of `async` methods that wait for their turn, and that nobody wants any more."""
+        for link, call_id in self._async_calls.drop_unwanted():
+            link.answer_cancelled(call_id)
+        self._close_if_finished()
+
+    def _close_if_finished(self) -> None:
+        if self._async_calls.all_finished:
+            for link, call, frame in self._waiting_to_close:
+                self._executor.submit(partial(self._run, link, call, frame))
+            self._waiting_to_close.clear()
+
     async def _run_async(self, link: Link, call: Call, frame: Frame) -> None:
         key = (link, call.call_id)
-        assert self._limiter is not None
         with trio.CancelScope() as self._scopes[key]:
+            if not link.is_wanted(call.call_id):  # cancelled between its turn and this moment
+                self._scopes[key].cancel()
+            self._async_calls.begun()
             try:
-                async with self._limiter:
-                    await self._answer_async(link, call, frame)
+                await self._answer_async(link, call, frame)
             except Exception as error:
                 self._answer_error(link, call.call_id, error)
             except SystemExit as stop:
                 self._executor.submit(_raiser(stop))
         if self._scopes.pop(key).cancelled_caught:
             link.answer_cancelled(call.call_id)
+        self._async_calls.ended(key)
+        self._close_if_finished()
 
     async def _answer_async(self, link: Link, call: Call, frame: Frame) -> None:
         if call.target.startswith("_"):
             raise AttributeError(f"{call.target!r} is private: only public names of a remote object can be used")
+        await trio.lowlevel.checkpoint_if_cancelled()
         args, kwargs = decode_value(frame.payload, frame.buffers) or ((), {})
         result = getattr(self._object, call.target)(*args, **kwargs)
         if isinstance(result, AsyncGenerator):
+            self._async_calls.streams((link, call.call_id))
+            self._close_if_finished()
             await self._stream_async(link, call.call_id, result)
             link.answer_returned(call.call_id, streamed=True)
         else:

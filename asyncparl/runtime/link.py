@@ -86,7 +86,6 @@ class Link:
         self._blocked = trio.Event()
         self._loop_thread = threading.get_ident()
         self._loop = trio.lowlevel.current_trio_token()
-        self.peer_said_goodbye = False
 
     # --- calling --------------------------------------------------------------------------------------------
 
@@ -129,10 +128,18 @@ class Link:
             self._flush()
 
     def answer_raised(self, call_id: int, error: ErrorReport, value: Encoded = NOTHING) -> None:
-        """Answer a call of the peer's with an exception."""
+        """Answer a call of the peer's with an exception; one that is too large to travel is told in words.
+
+        No effect if the call has been answered.
+        """
+        try:
+            check_size(value)
+        except MessageTooLarge:
+            value = NOTHING
         with self._lock:
-            self.core.answer_raised(call_id, error, value)
-            self._flush()
+            if self.core.callee.is_open(call_id):
+                self.core.answer_raised(call_id, error, value)
+                self._flush()
 
     def answer_cancelled(self, call_id: int) -> None:
         """Answer a call of the peer's that was cancelled."""
@@ -199,8 +206,11 @@ class Link:
         return unanswered
 
     def disconnect(self) -> None:
-        """Close the channel: `run` returns."""
+        """Say goodbye and close the channel: `run` returns."""
         if self._channel is not None:
+            with self._lock:
+                self.core.say_goodbye()
+                self._flush()
             self._channel.close()
 
     def run_soon(self, function: Callable[[], object]) -> None:
@@ -259,9 +269,7 @@ class Link:
                     self._serving().cancel_arrived(self, call_id)
                 case GrantArrived(call_id):
                     self._serving().grant_arrived(self, call_id)
-                case PeerClosing():
-                    self.peer_said_goodbye = True
-                case Opened() | None:
+                case PeerClosing() | Opened() | None:
                     pass
 
     def _serving(self) -> Callee:

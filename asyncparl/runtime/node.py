@@ -43,8 +43,6 @@ from asyncparl.runtime.output import OutputReader
 from asyncparl.transport import listen
 from asyncparl.transport.base import Channel
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
 _RUN_ZYGOTE = "from asyncparl.runtime.zygote import main; main()"
 
 _MAX_EVENTS = 10_000
@@ -69,10 +67,10 @@ class ZygoteClient:
     def __init__(self, setup: NodeSetup) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
-        environ = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")}
+        environ = {**os.environ, **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
         description = zygote.ZygoteSetup(
             control_fd=theirs.fileno(),
-            environ={name: os.environ.get(name) for name in _THREAD_VARIABLES},
+            environ={name: os.environ.get(name) for name in zygote.THREAD_VARIABLES},
             **msgspec.structs.asdict(setup),
         )
         self._process = subprocess.Popen(
@@ -85,6 +83,7 @@ class ZygoteClient:
         )
         theirs.close()
         ours.setblocking(False)
+        self._sending = trio.Lock()
         self._std_socket = ours
         self._socket = trio.socket.from_stdlib_socket(ours)
 
@@ -95,14 +94,15 @@ class ZygoteClient:
             ResourceError: it has died.
         """
         packet = zygote.encode(message)
-        while True:
-            try:
-                socket.send_fds(self._std_socket, [packet], fds)
-                return
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(self._std_socket)
-            except ConnectionError:
-                raise ResourceError("the process that starts workers has died") from None
+        async with self._sending:
+            while True:
+                try:
+                    socket.send_fds(self._std_socket, [packet], fds)
+                    return
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._std_socket)
+                except OSError as error:
+                    raise ResourceError(f"the process that starts workers has died ({error.strerror})") from None
 
     async def receive(self) -> zygote.FromZygote | None:
         """What it says next; None when it has died."""
@@ -262,11 +262,9 @@ class Node:
 
     async def _start(self, driver: _Driver, request: StartActor) -> ActorStarted:
         now = trio.current_time()
+        (out_read, out_write), (err_read, err_write), (ready_read, ready_write) = _open_pipes(3)
         member = self._membership.start(request.actor_id, request.name, driver.number, now=now)
         self._deadlines_changed.set()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        ready_read, ready_write = os.pipe()
         output = OutputReader(out_read, err_read, request.actor_id, driver.tell)
         worker = self._workers[request.actor_id] = _Worker(member, driver, output)
         self._nursery.start_soon(self._follow_worker, worker)
@@ -279,13 +277,15 @@ class Node:
         finally:
             for fd in (out_write, err_write, ready_write):
                 os.close(fd)
-        async with trio.lowlevel.FdStream(ready_read) as ready:
-            address = bytearray()
-            async for chunk in ready:
-                address += chunk
-        await worker.forked.wait()
-        if not address:
-            await worker.exited.wait()
+        address = bytearray()
+        with trio.move_on_after(self._membership.start_limit_s):
+            async with trio.lowlevel.FdStream(ready_read) as ready:
+                async for chunk in ready:
+                    address += chunk
+            await worker.forked.wait()
+            if not address:
+                await worker.exited.wait()
+        if not address or not worker.pid:
             raise ResourceError(f"{request.name} did not start: {self._reason(worker)}")
         self._membership.ready(request.actor_id)
         return ActorStarted(address.decode(), worker.pid)
@@ -368,9 +368,24 @@ class Node:
     def _reason(worker: _Worker) -> str:
         if reason := worker.member.failure or worker.failure:
             return reason
+        if not worker.exited.is_set():
+            return "it took too long"
         if worker.signal is not None:
             return f"killed by {signal.Signals(worker.signal).name}"
         return f"its process exited with code {worker.exit_code}"
+
+
+def _open_pipes(number: int) -> list[tuple[int, int]]:
+    """All of them, or none."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _ in range(number):
+            pipes.append(os.pipe())  # noqa: PERF401  # what was opened must be known if the next one fails
+    except OSError:
+        for fd in (fd for pipe in pipes for fd in pipe):
+            os.close(fd)
+        raise
+    return pipes
 
 
 def _kill_group(pid: int) -> None:
@@ -390,8 +405,8 @@ async def _run(setup: NodeSetup) -> None:
             # The driver closes our standard input once it has the answer.
             await trio.sleep(2)
         finally:
+            nursery.cancel_scope.cancel()  # first, so that nobody still waits for what is closed
             node.close()
-            nursery.cancel_scope.cancel()
 
 
 async def _until_eof(scope: trio.CancelScope) -> None:

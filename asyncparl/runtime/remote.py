@@ -8,7 +8,6 @@ await sim.frames    RemoteMember awaited: the attribute is fetched
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -29,7 +28,7 @@ class ActorOptions:
 
     num_cpus: float = 1
     num_gpus: float = 0
-    max_memory: int | None = None
+    max_memory: int | str | None = None
     max_restarts: int = 0
     max_concurrency: int = 1
 
@@ -112,7 +111,7 @@ def remote_class(cls: Any = None, /, **options: Any) -> Any:
     """Make a class remote: `@remote_class` or `@remote_class(num_cpus=2, ...)`.
 
     Args:
-        num_cpus: CPUs that one actor counts for; also the threads that numpy and torch use in it.
+        num_cpus: CPUs that one actor counts for; also the threads that torch uses in it.
         max_concurrency: how many `async` methods of one actor run at a time. Methods without `async` always run one
             at a time, in order, in one thread.
 
@@ -207,7 +206,7 @@ async def set_attribute(actor: Proxy, name: str, value: object) -> None:
 
 
 async def close(actor: Proxy) -> None:
-    """End an actor after everything that was called before. Returns when its process has ended.
+    """End an actor after everything that was called before; streams are cut. Returns when its process has ended.
 
     An actor that is already dead is closed. Cancellation: the actor is killed at once.
     """
@@ -225,16 +224,4 @@ def _checked_options(base: ActorOptions, options: dict[str, Any]) -> ActorOption
             raise TypeError(f"unknown option {name!r}; a remote class takes {', '.join(_OPTION_NAMES)}")
         if name in _NOT_YET and value:
             raise NotImplementedError(f"{name}={value!r}: {_NOT_YET[name]}")
-    if isinstance(options.get("max_memory"), str):
-        options = {**options, "max_memory": _parse_size(options["max_memory"])}
     return replace(base, **options)
-
-
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def _parse_size(text: str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{text!r} is no size: write it like '2GiB' or '500MB'")
-    return int(float(match[1]) * _UNITS[match[2].upper()])

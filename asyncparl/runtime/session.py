@@ -6,6 +6,7 @@ and the tasks that serve them. Leaving the block, however it is left, ends them 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import importlib.util
 import os
@@ -15,7 +16,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -68,7 +68,10 @@ class Session:
     async def open(self) -> None:
         """Join the node."""
         address = await self._node.wait_ready()
-        self._link.attach(await dial(address, max_message_bytes=MAX_MESSAGE_BYTES))
+        try:
+            self._link.attach(await dial(address, max_message_bytes=MAX_MESSAGE_BYTES))
+        except OSError as error:
+            raise ResourceError(f"the node process does not answer: {error}") from error
         self._nursery.start_soon(self._run_link)
         self._nursery.start_soon(self._follow_events)
 
@@ -122,9 +125,12 @@ class Session:
             del self._actors[actor.actor_id]
 
     async def _run_link(self) -> None:
-        why = await self._link.run()
-        self._over = self._over or f"the node of this cluster is gone: {why}"
-        self._link.lose(lambda _: ResourceError(self._over))
+        why = "its session has ended"
+        try:
+            why = await self._link.run()
+        finally:
+            self._over = self._over or f"the node of this cluster is gone: {why}"
+            self._link.lose(lambda _: ResourceError(self._over))
         for actor in list(self._actors.values()):
             actor.exited(ActorExited(actor.actor_id, self._over, None, None, []))
 
@@ -178,7 +184,7 @@ class Cluster:
         return f"<asyncparl private cluster, {self.num_actors} actors>"
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def connect(*, preload: Sequence[str] | None = None, start_method: str | None = None) -> AsyncIterator[Cluster]:
     """A private cluster on this machine, started here and ended where the block ends.
 
@@ -198,28 +204,40 @@ async def connect(*, preload: Sequence[str] | None = None, start_method: str | N
     stop_if_loading()
     if start_method not in (None, "fork", "spawn"):
         raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")
+    node = _NodeProcess.start(preload, start_method or START_METHOD)
     error: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        node = _NodeProcess.start(preload, start_method or START_METHOD)
-        # Caught inside the nursery and raised outside, so that it is not wrapped in a group.
-        try:
-            session = Session(nursery, node)
-            await session.open()
-            token = _session.set(session)
+    try:
+        async with trio.open_nursery() as nursery:
+            # Caught inside the nursery and raised outside, so that it is not wrapped in a group.
             try:
-                yield Cluster(session)
-            finally:
-                _session.reset(token)
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_LIMIT_S):
-                    await session.shut_down()
-        except BaseException as caught:
-            error = caught
-        finally:
-            with trio.CancelScope(shield=True):
-                await node.stop()
-            nursery.cancel_scope.cancel()
+                tasks = await nursery.start(_hold_tasks)
+                try:
+                    session = Session(tasks, node)
+                    await session.open()
+                    token = _session.set(session)
+                    try:
+                        yield Cluster(session)
+                    finally:
+                        _session.reset(token)
+                        with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_LIMIT_S):
+                            await session.shut_down()
+                finally:
+                    tasks.cancel_scope.cancel()
+            except BaseException as caught:
+                error = caught
+    finally:
+        with trio.CancelScope(shield=True):
+            await node.stop()
     if error is not None:
         raise error
+
+
+async def _hold_tasks(task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    """A nursery that no outer cancellation reaches: its tasks are needed to end the actors in good order."""
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()
 
 
 class _NodeProcess:
@@ -233,7 +251,21 @@ class _NodeProcess:
 
     @classmethod
     def start(cls, preload: Sequence[str] | None, start_method: str) -> _NodeProcess:
-        directory = tempfile.mkdtemp(prefix="asyncparl-")  # mode 0700: the sockets are ours alone
+        """Start it; `wait_ready` says whether it came up.
+
+        Raises:
+            ResourceError: there is no room for its folder, or no process to be had.
+        """
+        directory = ""
+        try:
+            directory = tempfile.mkdtemp(prefix="asyncparl-")  # mode 0700: the sockets are ours alone
+            return cls._start_in(directory, preload, start_method)
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise ResourceError(f"a cluster cannot be started on this machine: {error}") from error
+
+    @classmethod
+    def _start_in(cls, directory: str, preload: Sequence[str] | None, start_method: str) -> _NodeProcess:
         answer_to_alias()
         main_path, main_module = describe_main()
         if preload is None:
@@ -289,7 +321,8 @@ class _NodeProcess:
         """End it: it ends by itself when its standard input closes, and is killed if it does not."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has died before it read what we wrote
+                self._process.stdin.close()
             with trio.move_on_after(_STOP_LIMIT_S):
                 await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:
@@ -311,7 +344,13 @@ def _python_path() -> str:
 
 def _print_output(name: str, output: ActorOutput) -> None:
     stream = sys.stderr if output.is_error else sys.stdout
+    lines = [f"[{name}] {line}\n" for line in output.lines]
     if output.num_dropped:
-        print(f"[{name}] ({output.num_dropped} lines were dropped: they came too fast)", file=stream)
-    for line in output.lines:
-        print(f"[{name}] {line}", file=stream, flush=True)
+        lines.insert(0, f"[{name}] ({output.num_dropped} lines were dropped: they came too fast)\n")
+    encoding = stream.encoding or "utf-8"
+    try:
+        # What this terminal cannot show must not end the program.
+        stream.write("".join(lines).encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except (OSError, ValueError):
+        pass  # closed, or nobody reads it any more

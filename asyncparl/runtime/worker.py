@@ -24,13 +24,11 @@ from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.host import ActorHost
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.main_module import install_lazy_main
-from asyncparl.runtime.zygote import Fork, ZygoteSetup
+from asyncparl.runtime.zygote import THREAD_VARIABLES, Fork, ZygoteSetup, die_with_parent
 from asyncparl.transport import listen
 from asyncparl.transport.base import Channel
 
 TERMINATED = 128 + signal.SIGTERM
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run_worker(setup: ZygoteSetup, fork: Fork, *, ready_fd: int) -> int:
@@ -62,11 +60,12 @@ def _settle_in(setup: ZygoteSetup, fork: Fork) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    for name in _THREAD_VARIABLES:
+    for name in THREAD_VARIABLES:
         os.environ.setdefault(name, str(fork.num_threads))
     torch = sys.modules.get("torch")
     if torch is not None and fork.num_threads > 1:
         torch.set_num_threads(fork.num_threads)
+    _draw_other_random_numbers()
     install_lazy_main(setup.main_path, setup.main_module)
     signal.signal(signal.SIGTERM, _terminate)
     # Ctrl-C is the driver's business.
@@ -74,6 +73,14 @@ def _settle_in(setup: ZygoteSetup, fork: Fork) -> None:
     # New objects: the inherited ones still believe to write to what the zygote wrote to.
     sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _draw_other_random_numbers() -> None:
+    # Actors forked from one zygote would all draw the same. (Python's own `random` sees to itself.)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch_random := sys.modules.get("torch.random")) is not None:
+        torch_random.seed()
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -148,8 +155,9 @@ def _flush_standard_streams() -> None:
 
 def main() -> None:
     """A worker that was not forked: its descriptor and its description are on the command line."""
-    setup, fork = msgspec.json.decode(sys.argv[2], type=tuple[ZygoteSetup, Fork])
-    ready_fd = int(sys.argv[1])
+    ready_fd, zygote_pid = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(zygote_pid)
+    setup, fork = msgspec.json.decode(sys.argv[3], type=tuple[ZygoteSetup, Fork])
     sys.argv[:] = setup.argv
     sys.path[:] = setup.sys_path
     os._exit(run_worker(setup, fork, ready_fd=ready_fd))

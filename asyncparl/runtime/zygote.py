@@ -1,7 +1,8 @@
 """The zygote: the process that all workers of a node are forked from.
 
 It has imported what workers need (numpy, and torch and gymnasium where the driver uses them), so a worker starts in the
-time of a fork. To be safe to fork it has one thread, no event loop and no NNG socket. It runs no user code.
+time of a fork. To be safe to fork it has one thread, no event loop and no NNG socket. It runs no code of the
+user's but what it is told to preload.
 
 It is the parent of the workers, so it alone kills and reaps them: a pid is never signalled after it was reaped. When
 its socket to the node closes (the node died) it kills every worker and ends; when it dies itself, the kernel kills
@@ -30,6 +31,9 @@ import msgspec
 
 MAX_PACKET_BYTES = 1 << 16
 NUM_FORK_FDS = 3
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""How many threads numerical libraries start. Read when they are loaded."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -164,7 +168,7 @@ class _Zygote:
             for number in (signal.SIGCHLD, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
-            _die_with_parent(zygote_pid)
+            die_with_parent(zygote_pid)
             for fd in (self._child_signal, self._wakeup):
                 os.close(fd)
             self._control.close()
@@ -179,6 +183,7 @@ class _Zygote:
 
     def _spawn(self, fork: Fork, fds: list[int]) -> int:
         command = [sys.executable, "-c", "from asyncparl.runtime.worker import main; main()", str(fds[2])]
+        command.append(str(os.getpid()))
         arguments = msgspec.json.encode((self._setup, fork)).decode()
         process = subprocess.Popen(
             [*command, arguments],
@@ -231,7 +236,8 @@ def _signal_group(pid: int, number: int) -> None:
                 pass
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
+    """Let the kernel end this process when its parent ends."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -254,8 +260,9 @@ def _preload(names: list[str]) -> None:
     for name in ["asyncparl.runtime.worker", "asyncparl.transport.nng", *names]:
         try:
             importlib.import_module(name)
-        except ImportError:
-            pass  # the worker that needs it will say so, with its own traceback
+        except Exception as error:
+            # The worker that needs it will say so too, with its own traceback.
+            sys.stderr.write(f"asyncparl: {name} cannot be preloaded: {type(error).__name__}: {error}\n")
 
 
 def main() -> None:

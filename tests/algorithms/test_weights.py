@@ -131,8 +131,8 @@ def test_a_layout_refuses_other_models_and_other_buffers() -> None:
         layout.pack(nn.Linear(2, 3))
     with pytest.raises(ValueError, match=r"^the buffer is uint8 \[127\], expected uint8 \[128\]$"):
         layout.unpack(np.zeros(127, np.uint8), model)
-    with pytest.raises(ValueError, match=r"^the buffer is float32 \[32\], expected uint8 \[128\]$"):
-        layout.pack(model, np.zeros(32, np.float32))  # type: ignore[arg-type,unused-ignore]
+    with pytest.raises(ValueError, match=r"^the buffer is int8 \[128\], expected uint8 \[128\]$"):
+        layout.pack(model, np.zeros(128, np.int8))  # type: ignore[arg-type,unused-ignore]
 
 
 def test_sync_without_decay_copies_parameters_and_buffers() -> None:

@@ -20,7 +20,7 @@ from asyncparl.cli import commands, main
 from asyncparl.training.checkpoint import list_checkpoints, load_checkpoint
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 150
+LIMIT_S = 300
 SMALL = ("--actors", "2", "--envs-per-actor", "4", "--batch-size", "8")
 CATCH = ("--env", "asyncparl/Catch-v0", "--learning-rate", "0.005", *SMALL)
 

@@ -140,6 +140,7 @@ def test_items_beyond_the_credit_are_the_peers_fault() -> None:
 def test_items_of_an_abandoned_call_are_counted_too() -> None:
     table = abandoned()
     assert not table.item(1)
+    table.grant(1, 1)  # nobody tells the callee
     with pytest.raises(ProtocolError, match="beyond the credit"):
         table.item(1)
 

@@ -125,6 +125,10 @@ class AsyncEcho:
     async def fail(self) -> None:
         raise LookupError("async")
 
+    async def nap(self, seconds: float) -> str:
+        await trio.sleep(seconds)
+        return "rested"
+
     async def count(self, n: int) -> AsyncIterator[int]:
         for i in range(n):
             yield i
@@ -141,3 +145,23 @@ class Broken:
 
     def work(self) -> None:
         """Never reached."""
+
+
+@asyncparl.remote_class
+class Recorder:
+    """Its `async` methods run one at a time."""
+
+    def __init__(self, seconds: float = 0) -> None:
+        time.sleep(seconds)
+        self.order: list[int] = []
+
+    async def record(self, i: int) -> None:
+        self.order.append(i)
+        await trio.sleep(0)
+
+    async def forever(self) -> None:
+        self.order.append(-1)
+        await trio.sleep_forever()
+
+    def draw(self) -> float:
+        return float(np.random.rand())  # noqa: NPY002  # the global state is what the test is about

@@ -10,7 +10,7 @@ import trio
 
 import asyncparl
 from asyncparl.errors import RemoteTraceback
-from tests.runtime.actors import AsyncEcho, Broken, Echo
+from tests.runtime.actors import AsyncEcho, Broken, Echo, Recorder
 
 
 async def test_a_call_runs_in_another_process() -> None:
@@ -214,3 +214,38 @@ async def test_a_proxy_outlives_its_block_only_as_a_dead_actor() -> None:
         await echo.echo()
     with pytest.raises(asyncparl.NotConnectedError):
         Echo()
+
+
+async def test_async_methods_begin_in_the_order_of_their_calls() -> None:
+    async with asyncparl.connect():
+        recorder = Recorder()
+        await asyncparl.gather([recorder.record(i) for i in range(200)])
+        assert await recorder.order == list(range(200))
+
+
+async def test_an_async_call_that_is_cancelled_during_the_constructor_never_starts() -> None:
+    async with asyncparl.connect():
+        recorder = Recorder(0.4)
+        call = recorder.forever()
+        await trio.sleep(0.2)  # so that it has been sent
+        call.cancel()
+        with trio.fail_after(5):
+            await recorder.record(1)
+        assert await recorder.order == [1]
+
+
+async def test_a_constructor_argument_that_cannot_travel_fails_every_call() -> None:
+    async with asyncparl.connect() as cluster:
+        echo = Echo(i for i in range(3))
+        with trio.fail_after(5):
+            for _ in range(2):
+                with pytest.raises(asyncparl.SerializationError, match=r"arguments of Echo#1.__init__: .*generator"):
+                    await echo.add(1)
+            while cluster.num_actors:
+                await trio.sleep(0.01)
+
+
+async def test_actors_draw_different_random_numbers() -> None:
+    async with asyncparl.connect():
+        draws = await asyncparl.gather([Recorder().draw() for _ in range(4)])
+        assert len(set(draws)) == 4

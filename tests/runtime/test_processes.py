@@ -49,6 +49,33 @@ async def test_close_lets_earlier_calls_finish() -> None:
             await echo.add(1)
 
 
+async def test_close_waits_for_async_methods_and_cuts_streams() -> None:
+    async with asyncparl.connect():
+        actor = AsyncEcho()
+        stream, nap = actor.count(1000), actor.nap(0.3)
+        assert await anext(stream) == 0
+        with trio.fail_after(5):
+            await asyncparl.close(actor)
+            assert await nap == "rested"
+            with pytest.raises(asyncparl.ActorDied, match="it was closed"):
+                async for _ in stream:
+                    pass
+
+
+async def test_an_actor_can_be_killed_at_any_moment_of_its_start() -> None:
+    async with asyncparl.connect() as cluster:
+        for i in range(20):
+            echo = Echo()
+            call = echo.sleep(600)
+            await trio.sleep(0.002 * i)
+            with trio.fail_after(5):
+                await asyncparl.kill(echo)
+                with pytest.raises(asyncparl.ActorDied, match="killed by its owner"):
+                    await call
+        assert cluster.num_actors == 0
+    await asyncparl.kill(echo)
+
+
 async def test_kill_ends_a_busy_actor_at_once() -> None:
     async with asyncparl.connect():
         echo = Echo()
@@ -139,9 +166,9 @@ async def test_an_error_in_the_block_arrives_as_it_is() -> None:
             raise LookupError("mine")
 
 
-async def test_cancelling_the_block_ends_its_processes() -> None:
+async def test_cancelling_the_block_ends_its_processes(capfd: pytest.CaptureFixture[str]) -> None:
     pids: list[int] = []
-    with trio.move_on_after(10) as scope:
+    with trio.fail_after(8), trio.CancelScope() as scope:  # far below the limits that end what does not end by itself
         async with asyncparl.connect():
             echo = Echo()
             pids.append(await echo.pid())
@@ -149,6 +176,7 @@ async def test_cancelling_the_block_ends_its_processes() -> None:
             await echo.sleep(600)
     assert scope.cancelled_caught
     assert not psutil.pid_exists(pids[0])
+    assert capfd.readouterr().err == ""
 
 
 async def test_clusters_can_follow_and_contain_one_another() -> None:

@@ -104,3 +104,18 @@ async def test_two_streams_of_one_actor_take_turns() -> None:
             assert await anext(first) == await anext(second) == i
         first.cancel()
         second.cancel()
+
+
+async def test_awaiting_a_stream_whose_items_are_here_already_is_refused_too() -> None:
+    async with asyncparl.connect():
+        echo = Echo()
+        streams = [echo.forever() for _ in range(3)]
+        await _until_total_is(echo, STREAM_CREDIT)
+        await echo.echo()
+        with trio.fail_after(5):
+            with pytest.raises(TypeError, match="async for"):
+                await streams[0]
+            with pytest.raises(TypeError, match="async for"):
+                await asyncparl.gather([streams[1]])
+            with pytest.raises(TypeError, match="async for"):
+                await asyncparl.gather([echo.count(3)])
