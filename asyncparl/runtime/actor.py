@@ -51,6 +51,7 @@ class ActorHandle:
         self._constructor_error: BaseException | None = None
         self._intended_end = ""
         self._kill_wanted = False
+        self._is_forced = False
         self._report: ActorExited | None = None
         self._reported = trio.Event()
         self._gone = trio.Event()
@@ -102,7 +103,7 @@ class ActorHandle:
     def _kill_soon(self) -> None:
         if not self._gone.is_set():
             # The request may overtake the one to start it: `_live` looks at the flag too.
-            self._kill_wanted = True
+            self._kill_wanted = self._is_forced = True
             self._session.start_soon(self._stop_process)
 
     # --- its life -------------------------------------------------------------------------------------------
@@ -127,9 +128,10 @@ class ActorHandle:
                 self._gone.set()
                 nursery.cancel_scope.cancel()
 
-    def expect_end(self, reason: str) -> None:
-        """The coming end is wanted; say so to whoever still makes calls."""
+    def expect_end(self, reason: str, *, by_force: bool = False) -> None:
+        """The coming end is wanted; say so to whoever still makes calls. By force: by whatever signal it takes."""
         self._intended_end = self._intended_end or reason
+        self._is_forced = self._is_forced or by_force
 
     def exited(self, report: ActorExited) -> None:
         """The node says how the process ended."""
@@ -204,8 +206,8 @@ class ActorHandle:
         if self._constructor_error is not None:
             return self._constructor_error
         report = self._report or ActorExited(self.actor_id, "its session has ended", None, None, [])
-        went_wrong = report.signal is not None or report.exit_code
-        reason = report.reason if went_wrong and not self._kill_wanted else self._intended_end or report.reason
+        went_wrong = (report.signal is not None or report.exit_code) and not self._is_forced
+        reason = report.reason if went_wrong else self._intended_end or report.reason
         return ActorDied(self.name, reason, report.exit_code, report.signal, report.log_tail, fate)
 
 

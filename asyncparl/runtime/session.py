@@ -79,7 +79,7 @@ class Session:
         """End every actor; returns when all of their processes are gone."""
         self._over = "this `asyncparl.connect()` block has ended"
         for actor in self._actors.values():
-            actor.expect_end("its session has ended")
+            actor.expect_end("its session has ended", by_force=True)
         try:
             await self.request(ShutDown(_STOP_GRACE_S))
         except AsyncparlError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -204,6 +205,16 @@ def test_a_call_cancelled_while_it_waits_is_never_sent() -> None:
     carry(right, left)
     assert messages(left) == [Call(third, CallKind.METHOD, "sample", 0)]
     assert left.caller.num_open == 1
+
+
+def test_the_value_of_a_call_cancelled_while_it_waits_is_let_go() -> None:
+    core = LinkCore(name="left")
+    value = encode_value("v" * 1000)
+    num_references = sys.getrefcount(value)
+    call_id = core.call(CallKind.METHOD, "sample", value)
+    assert sys.getrefcount(value) > num_references
+    core.cancel(call_id)
+    assert sys.getrefcount(value) == num_references
 
 
 def test_a_call_cancelled_while_it_runs_is_answered_cancelled_and_nobody_hears_of_it() -> None:

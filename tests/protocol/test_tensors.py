@@ -43,6 +43,7 @@ OTHER_TENSORS = {
     "NaN and infinity": lambda: torch.tensor([float("nan"), float("inf"), -0.0]),
     "conjugated": lambda: torch.full((300,), 1j).conj(),
     "negated lazily": lambda: torch.full((300,), 1j).conj().imag,
+    "negated lazily, contiguous": lambda: torch._neg_view(torch.arange(300.0)),
     "requires grad": lambda: torch.ones(300, requires_grad=True),
     "has a history": lambda: torch.ones(300, requires_grad=True) * 2,
     "parameter": lambda: torch.nn.Parameter(torch.ones(300)),

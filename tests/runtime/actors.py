@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import trio
+import trio.lowlevel
 
 import asyncparl
 
@@ -157,7 +158,7 @@ class Recorder:
 
     async def record(self, i: int) -> None:
         self.order.append(i)
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
 
     async def forever(self) -> None:
         self.order.append(-1)
