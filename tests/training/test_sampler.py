@@ -195,7 +195,9 @@ def test_the_learner_finds_the_log_probabilities_that_the_actor_noted(
     rollout = to_torch(sampler.collect().rollout)
     logits, _ = IMPALA(model, precision=precision).forward(rollout.obs.flatten(0, 1))
     log_probs = action_log_probs(logits, rollout.actions.flatten())
-    assert torch.equal(log_probs, rollout.behaviour_log_probs.flatten())
+    # Not bit by bit: the learner's batch is larger, and a matrix product of another size may sum in another order.
+    tolerance = 1e-5 if precision == "fp32" else 1e-2
+    torch.testing.assert_close(log_probs, rollout.behaviour_log_probs.flatten(), atol=tolerance, rtol=0)
     assert len(set(rollout.actions.flatten().tolist())) > 1
 
 
