@@ -257,7 +257,7 @@ def _place_standard_fds(fds: list[int]) -> None:
 
 def _preload(names: list[str]) -> None:
     # Everything that a worker uses, so that the pages are shared and no time is lost after the fork.
-    for name in ["asyncparl.runtime.worker", "asyncparl.transport.nng", *names]:
+    for name in ["asyncparl.runtime.worker", "asyncparl.transport.endpoints", *names]:
         try:
             importlib.import_module(name)
         except Exception as error:

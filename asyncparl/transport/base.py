@@ -119,8 +119,8 @@ class Channel(ABC):
     def close(self) -> None:
         """End the connection. Never blocks, may be called twice, wakes every task that waits on this channel.
 
-        Messages that are queued but not yet written to the operating system are lost, and the peer may miss
-        messages that it has not read yet: say goodbye, and wait for the answer, before closing.
+        What has been sent has a moment to leave, in the background. There is no promise that it arrives, least of
+        all where the queue was full: to be sure, say goodbye and wait for the answer before closing.
         """
 
     @property

@@ -65,15 +65,16 @@ async def dial_socket(address: IpcAddress | TcpAddress, *, max_message_bytes: in
     try:
         with trio.fail_after(timeout_s):
             connection = await connect(address)
-            with connection, connection.dup() as probe:
+            with connection:
                 peer_limit = await greet_listener(connection, max_message_bytes)
                 channel = _open_channel(connection, max_message_bytes, peer_limit)
-                try:
-                    await channel.wait_connected(probe)
-                except BaseException:
-                    channel.close()
-                    raise
-                return channel
+            try:
+                if not await channel.wait_connected():
+                    raise ConnectionAbortedError(errno.ECONNABORTED, "the listener hung up at once")
+            except BaseException:
+                channel.close()
+                raise
+            return channel
     except trio.TooSlowError:
         raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from {address}") from None
 

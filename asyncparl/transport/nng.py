@@ -9,6 +9,7 @@ How it works, and why:
 * pynng's `asend` and `arecv` are not used: cancelling them can hang, or leak the message. NNG's file descriptors say
   when something can be received or sent, and the calls themselves never block.
 * NNG reports connects and losses on threads of its own. What runs there sets a flag and wakes the loop, no more.
+* Closing waits for those threads, so that it happens on yet another one (`closing.py`).
 * NNG does not survive a fork. In the child of a process that had opened channels, using them raises RuntimeError.
 """
 
@@ -22,6 +23,7 @@ import socket
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import pynng
@@ -30,6 +32,7 @@ from pynng import ffi, lib
 
 from asyncparl.errors import MessageTooLarge
 from asyncparl.transport.base import Channel, ChannelStatistics, Part
+from asyncparl.transport.closing import Closer, Connection
 
 QUEUED_MESSAGES = 64  # in each direction, at each end; beyond it sending waits
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -69,6 +72,7 @@ class _Library:
         self._prepared = False
         self._forked = False
         self._users: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+        self.closer = Closer()
         self._kept: list[_PairSocket] = []
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
@@ -113,10 +117,15 @@ library = _Library()
 
 
 class _PairSocket(pynng.Pair0):  # type: ignore[misc]  # pynng has no types
-    """Closed by its channel only: the garbage collector may run on a thread of NNG, where closing deadlocks."""
+    """Closed when its channel says so, not by the garbage collector: it may run on a thread of NNG, and deadlock."""
 
     def __del__(self) -> None:
         pass
+
+    def discard(self) -> None:
+        out = ffi.new(_MESSAGE_OUT)
+        while not lib.nng_recvmsg(self.socket, out, _NONBLOCK):
+            lib.nng_msg_free(out[0])
 
 
 def _open_pair(
@@ -147,9 +156,10 @@ class NngChannel(Channel):
     """One end of a connection whose greetings have been exchanged. Takes ownership of `connection`."""
 
     def __init__(self, connection: socket.socket, *, max_send_bytes: int, max_receive_bytes: int) -> None:
-        self.max_message_bytes = max_send_bytes
+        self._closed = True  # until there is something to close
         self._forked = False
-        self._up = trio.Event()  # NNG has agreed with the NNG of the peer
+        self.max_message_bytes = max_send_bytes
+        self._settled = trio.Event()  # NNG has agreed with the NNG of the peer, or never will
         self._lost = False  # NNG has reported the loss; messages may still be queued
         self._drained = False  # the loss has been raised, and will be for ever
         self._token = trio.lowlevel.current_trio_token()
@@ -158,7 +168,7 @@ class NngChannel(Channel):
         self._send_fd: int | None = None
         self._num_sent = self._sent_bytes = self._num_received = self._received_bytes = 0
         self._out = ffi.new(_MESSAGE_OUT)
-        self._closed = True  # until there is something to close
+        self._connection = Connection(connection)  # now, because NNG may have closed it by the time it was handed over
         try:
             self._pair = _open_pair(connection.fileno(), max_receive_bytes, self._on_pipe_added, self._on_pipe_removed)
         except BaseException:
@@ -173,7 +183,7 @@ class NngChannel(Channel):
     # On threads of NNG.
 
     def _on_pipe_added(self, _pipe: object) -> None:
-        self._call_soon(self._up.set)
+        self._call_soon(self._settled.set)
 
     def _on_pipe_removed(self, _pipe: object) -> None:
         if self._closed:
@@ -191,7 +201,8 @@ class NngChannel(Channel):
     # On the loop.
 
     def _wake_waiters(self) -> None:
-        """Whoever waits for a file descriptor looks again at the flags."""
+        """Whoever waits looks again at the flags."""
+        self._settled.set()
         if not self._closed:
             trio.lowlevel.notify_closing(self._receive_fd)
             if self._send_fd is not None:
@@ -199,30 +210,30 @@ class NngChannel(Channel):
 
     async def _wait_readable(self, fd: int) -> None:
         """Returns when `fd` is readable, and also when the channel was closed or its peer was lost."""
-        try:
-            if self._up.is_set():
-                await trio.lowlevel.wait_readable(fd)
+        if not self._settled.is_set():
+            await self._wait_settled()
+            if self._closed or self._lost:
                 return
-            with trio.move_on_at(self._connect_by):
-                await trio.lowlevel.wait_readable(fd)
-            if not self._up.is_set() and trio.current_time() >= self._connect_by:
-                self._lost = True  # it went between its greeting and NNG's own, which NNG does not report
+        try:
+            await trio.lowlevel.wait_readable(fd)
         except trio.ClosedResourceError:
             pass
 
-    async def wait_connected(self, probe: socket.socket) -> None:
-        """Wait until NNG has agreed with the NNG of the peer. It does not report a failure: look for one.
-
-        Args:
-            probe: the connection, by another file descriptor.
-        """
+    async def _wait_settled(self) -> None:
+        """NNG reports that it has agreed with the NNG of the peer, but not that it failed to: look for that."""
         pause_s = 0.001
-        while not self._up.is_set():
+        while not self._settled.is_set():
             with trio.move_on_after(pause_s):
-                await self._up.wait()
+                await self._settled.wait()
             pause_s = min(2 * pause_s, 0.05)
-            if not self._up.is_set() and _has_ended(probe):
-                raise ConnectionAbortedError(errno.ECONNABORTED, "the listener hung up at once")
+            if self._connection.is_released() or trio.current_time() >= self._connect_by:
+                self._lost = True
+                self._settled.set()
+
+    async def wait_connected(self) -> bool:
+        """Wait until the channel works, which it normally does at once. Returns whether it does."""
+        await self._wait_settled()
+        return not self._lost
 
     def _take(self) -> memoryview | None:
         """The next message, or None if none has arrived."""
@@ -332,12 +343,14 @@ class NngChannel(Channel):
         except RuntimeError:
             pass  # outside of Trio, so that nobody waits
         self._closed = True
-        self._pair.close()
+        library.closer.end(self._connection, self._pair, linger=not self._lost)
 
     def __del__(self) -> None:
         if self._closed or self._forked:
             return
-        if not self._call_soon(self._pair.close):
+        # Not from here, but from the loop: garbage may be collected on a thread of NNG, or while some lock is held.
+        end = partial(library.closer.end, self._connection, self._pair, linger=True)
+        if not self._call_soon(end):
             library.keep(self._pair)
         warnings.warn(f"unclosed channel {self!r}", ResourceWarning, source=self, stacklevel=1)
 
@@ -353,15 +366,6 @@ def _is_readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _has_ended(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def _lend(message: Any, size: int) -> memoryview:

@@ -186,7 +186,7 @@ def test_a_flipped_byte_gives_frames_or_a_refusal(data: bytes, place: int, flipp
         frame_by_hand(b"", envelope_len=0xFFFFFFFF),
         frame_by_hand(b"", payload_len=0xFFFFFFFF),
         frame_by_hand(b"", num_buffers=0xFFFF),
-        frame_by_hand(msgspec.msgpack.encode(Goodbye()), struct.pack("<Q", 2**63), num_buffers=1, payload_len=0),
+        frame_by_hand(struct.pack("<Q", 2**63) + b"\x91\x08", num_buffers=1, envelope_len=2),
         frame_by_hand(b"\x94\x00\x01\x01\xdb\xff\xff\xff\xff"),  # a Hello with a name of 4 GiB
         frame_by_hand(b"\xdd\xff\xff\xff\xff\x08"),  # a Goodbye with 4 Gi fields
         frame_by_hand(b"\x92\x08\xdd\xff\xff\xff\xff"),  # an unknown field: a list of 4 Gi

@@ -143,6 +143,16 @@ async def test_a_cut_loses_what_is_under_way_and_both_sides_notice(autojump_cloc
             channel.send_nowait([b"x"])
 
 
+async def test_a_cut_leaves_no_gap(autojump_clock: trio.testing.MockClock) -> None:
+    link = await _link(MemoryNetwork())
+    link.delay_s = _delays(5.0, 1.0)
+    link.dialer.send_nowait([b"late"])
+    link.dialer.send_nowait([b"behind it"])
+    await trio.sleep(2)
+    link.cut()
+    assert await _receive_all(link.acceptor) == []
+
+
 @pytest.mark.parametrize("side", ["dialer", "acceptor"])
 async def test_only_one_side_notices_a_half_closed_link(side: str, autojump_clock: trio.testing.MockClock) -> None:
     link = await _link(MemoryNetwork(queued_messages=1))

@@ -145,7 +145,7 @@ def test_a_forked_child_gets_a_clear_error_ends_cleanly_and_does_not_disturb_its
 
 def test_channels_that_nobody_closed_do_not_keep_a_process_from_ending() -> None:
     path = FRESH_ADDRESS["ipc"]().removeprefix("ipc://")
-    script = FORK[: FORK.index("pid =")] + "del dialed, accepted\nlistener.close()\n"
+    script = FORK[: FORK.index("pid =")] + "import gc\nlistener.close()\ndel dialed, accepted\ngc.collect()\n"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, path], capture_output=True, timeout=TIMEOUT_S, check=False
     )
@@ -165,6 +165,16 @@ def test_a_fork_before_the_first_channel_may_use_channels() -> None:
         assert os.waitpid(pid, 0)[1] == 0
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=TIMEOUT_S, check=True)
+
+
+def test_nng_starts_the_same_few_threads_whatever_the_machine() -> None:
+    path = FRESH_ADDRESS["ipc"]().removeprefix("ipc://")
+    script = FORK[: FORK.index("pid =")] + "print(len(os.listdir('/proc/self/task')))\n"
+    script += "for thing in (dialed, accepted, listener): thing.close()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, timeout=TIMEOUT_S, check=True, text=True
+    )
+    assert int(done.stdout) <= 8
 
 
 @pytest.mark.parametrize("statement", ["import asyncparl.transport", "import asyncparl.transport.memory"])

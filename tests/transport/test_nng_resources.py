@@ -66,7 +66,7 @@ async def test_one_listener_serves_300_channels_with_the_same_few_threads(scheme
         pairs = [await _connect(listener, stack)]
         files, threads = _num_files(), _num_threads()
         pairs += [await _connect(listener, stack) for _ in range(299)]
-        assert _num_threads() == threads
+        assert _num_threads() <= threads
         assert await _settled(files + 299 * 6) <= files + 299 * 6  # at each end a connection and a pipe
         for number, (dialed, _) in enumerate(pairs):
             dialed.send_nowait([number.to_bytes(4)])
@@ -94,6 +94,26 @@ async def test_opening_and_closing_again_and_again_grows_nothing(scheme: str) ->
     assert _resident_bytes() - memory < 4 << 20
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_closing_at_once_leaves_nothing_open(scheme: str) -> None:
+    async def accept_and_close() -> None:
+        while True:
+            (await listener.accept()).close()
+
+    with listen(FRESH_ADDRESS[scheme]()) as listener:
+        files = _num_files()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept_and_close)
+            for number in range(100):
+                try:
+                    with trio.move_on_after(0.001 * (number % 5)):
+                        (await dial(listener.address)).close()
+                except ConnectionError:
+                    pass  # the other side was faster
+            nursery.cancel_scope.cancel()
+        assert await _settled(files + 2) <= files + 2  # NNG's own, if this is the first test
+
+
 async def test_memory_of_messages_is_given_back() -> None:
     with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
         dialed, accepted = await _connect(listener, stack)
@@ -102,7 +122,7 @@ async def test_memory_of_messages_is_given_back() -> None:
         memory = _resident_bytes()
         for _ in range(10_000):
             await _pass_on(dialed, accepted)
-        assert _resident_bytes() - memory < 4 << 20  # the 20,000 messages had 420 MB in all
+        assert _resident_bytes() - memory < 4 << 20  # the 20,000 messages had 540 MB in all
 
 
 async def _pass_on(dialed: Channel, accepted: Channel) -> None:
@@ -113,26 +133,26 @@ async def _pass_on(dialed: Channel, accepted: Channel) -> None:
     await accepted.receive()
 
 
-_SMALL, _LARGE = bytes(1000), bytes(40_000)
+_SMALL, _LARGE = bytes(7000), bytes(40_000)
 
 
-async def test_refused_messages_leak_nothing() -> None:
+@pytest.mark.parametrize("has_waited", [False, True])
+async def test_refused_messages_leak_nothing(has_waited: bool) -> None:
     with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
         dialed, _accepted = await _connect(listener, stack)
         message = bytes(1 << 18)
-        with trio.move_on_after(0.2):
-            while True:
-                await dialed.send([message])
+        if has_waited:  # from then on a full queue is recognised before anything is copied
+            with trio.move_on_after(0.1):
+                while True:
+                    await dialed.send([message])
         memory, num_sent, num_refused = _resident_bytes(), dialed.statistics().num_sent, 0
         while num_refused < 200:
             try:
                 dialed.send_nowait([message])
             except trio.WouldBlock:
                 num_refused += 1
-            with trio.move_on_after(0):
-                await dialed.send([message])
         sent_bytes = (dialed.statistics().num_sent - num_sent) * len(message)
-        assert _resident_bytes() - memory < sent_bytes + (10 << 20)  # 100 MB were refused
+        assert _resident_bytes() - memory < sent_bytes + (10 << 20)  # 50 MB were refused
 
 
 async def test_the_last_view_of_a_message_may_die_in_another_thread() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import trio
 import trio.testing
@@ -15,6 +16,7 @@ from asyncparl.transport.conformance.harness import (
     expect_error,
     expect_error_later,
     fill,
+    keep_sending,
     wait_until_lost,
 )
 
@@ -32,8 +34,8 @@ async def check_the_loss_wakes_every_waiting_sender(transport: Transport) -> Non
     async with channels(transport) as (a, b):
         await fill(a, bytes(64 * 1024))
         async with trio.open_nursery() as nursery:
-            for call in (a.wait_sendable, a.wait_sendable, lambda: a.send([bytes(64 * 1024)])):
-                nursery.start_soon(expect_error_later, trio.BrokenResourceError, call)
+            for _ in range(3):
+                nursery.start_soon(expect_error_later, trio.BrokenResourceError, partial(keep_sending, a))
             await trio.testing.wait_all_tasks_blocked(0.01)
             b.close()
 
@@ -89,7 +91,7 @@ async def check_a_sudden_end_leaves_a_prefix(transport: Transport) -> None:
 async def check_closing_wakes_ones_own_tasks(transport: Transport) -> None:
     async with channels(transport) as (a, _b):
         await fill(a, bytes(64 * 1024))
-        calls: Sequence[Callable[[], Awaitable[object]]] = (a.receive, a.wait_sendable, a.wait_sendable)
+        calls: Sequence[Callable[[], Awaitable[object]]] = (a.receive, *[partial(keep_sending, a)] * 3)
         async with trio.open_nursery() as nursery:
             for call in calls:
                 nursery.start_soon(expect_error_later, trio.ClosedResourceError, call)

@@ -91,6 +91,15 @@ async def fill(channel: Channel, message: bytes) -> int:
                 return num_sent
 
 
+async def keep_sending(channel: Channel) -> None:
+    """Send and wait for room in turn, until an error ends it."""
+    while True:
+        try:
+            channel.send_nowait([bytes(64 * 1024)])
+        except trio.WouldBlock:
+            await channel.wait_sendable()
+
+
 async def receive_numbers(channel: Channel, count: int) -> None:
     for expected in range(count):
         message = await channel.receive()

