@@ -10,6 +10,7 @@ torch, which is imported when they are first used.
 
 from typing import TYPE_CHECKING, Any
 
+from asyncparl._version import __version__ as __version__
 from asyncparl.errors import ActorDied as ActorDied
 from asyncparl.errors import AsyncparlError as AsyncparlError
 from asyncparl.errors import AuthenticationError as AuthenticationError
@@ -24,6 +25,8 @@ from asyncparl.errors import SerializationError as SerializationError
 from asyncparl.runtime.call import Call as Call
 from asyncparl.runtime.call import as_completed as as_completed
 from asyncparl.runtime.call import gather as gather
+from asyncparl.runtime.pull import RemoteManager as RemoteManager
+from asyncparl.runtime.pull import as_remote as as_remote
 from asyncparl.runtime.remote import Proxy as Proxy
 from asyncparl.runtime.remote import RemoteClass as RemoteClass
 from asyncparl.runtime.remote import close as close
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from asyncparl.rl import Agent as Agent
     from asyncparl.rl import Algorithm as Algorithm
     from asyncparl.rl import Model as Model
-
-__version__ = "0.1.0"
 
 _NEED_TORCH = ("Agent", "Algorithm", "Model")
 

@@ -11,3 +11,13 @@ ActorId = NewType("ActorId", str)
 def new_actor_id() -> ActorId:
     """An id that no other actor of any cluster has."""
     return ActorId(secrets.token_hex(6))
+
+
+def new_node_id() -> str:
+    """An id that no other node of any cluster has."""
+    return secrets.token_hex(6)
+
+
+def new_driver_id() -> str:
+    """An id that no other driver of any cluster has."""
+    return secrets.token_hex(6)

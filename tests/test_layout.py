@@ -31,19 +31,23 @@ class Room(NamedTuple):
 # fmt: off
 ROOMS = {
     #                       ours                                    others
+    "_version":        Room("",                                     ""),
     "errors":          Room("",                                     ""),
     "ids":             Room("",                                     ""),
+    "machine":         Room("",                                     ""),
     "protocol":        Room("errors ids",                           "msgspec"),
     "protocol.values": Room("errors ids",                           "msgspec cloudpickle numpy torch"),
     "transport":       Room("errors",                               "trio"),
     "transport.nng":   Room("errors",                               "trio pynng"),
-    "runtime":         Room("errors ids protocol transport",        "trio msgspec structlog"),
+    "transport.certificate": Room("",                               "cryptography"),
+    "runtime":         Room("_version errors ids machine protocol transport", "trio msgspec structlog"),
     "algorithms":      Room("",                                     "torch numpy"),
     "rl":              Room("algorithms",                           "torch numpy"),
-    "training":        Room("asyncparl errors rl algorithms",       "trio outcome torch numpy gymnasium ale_py rich"),
-    "cli":             Room("asyncparl errors rl algorithms training runtime", "trio click"),
+    "training":        Room("asyncparl errors machine rl algorithms", "trio outcome torch numpy gymnasium ale_py rich"),
+    "cli":             Room("asyncparl errors machine protocol transport runtime rl algorithms training",
+                            "trio click msgspec structlog"),
     "mypy_plugin":     Room("",                                     "mypy"),
-    "asyncparl":       Room("errors runtime rl",                    ""),
+    "asyncparl":       Room("_version errors runtime rl",                    ""),
 }
 
 # The protocol takes messages and the time, and returns messages and events.

@@ -8,6 +8,8 @@ from typing import NoReturn
 import click
 
 import asyncparl
+from asyncparl.cli.cluster import actors, logs, status, stop
+from asyncparl.cli.services import start
 from asyncparl.cli.train import train
 
 
@@ -17,7 +19,8 @@ def commands() -> None:
     """Distributed reinforcement learning as plain async Python."""
 
 
-commands.add_command(train)
+for command in (start, status, actors, logs, stop, train):
+    commands.add_command(command)
 
 
 def main() -> NoReturn:

@@ -87,6 +87,12 @@ def train() -> None:
 @click.option(
     "--model", metavar="MODULE:CLASS", help="A subclass of asyncparl.Model, made with obs_shape and num_actions."
 )
+@click.option(
+    "--cluster",
+    metavar="HOST:PORT",
+    help="Play on the nodes of this cluster; the learner stays here. --actors is then by its free CPUs.  "
+    "[default: this machine]",
+)
 @click.option("--run-dir", type=_FOLDER, help="New folder for the results.  [default: runs/impala-ENV-DATE-SEED]")
 @click.option(
     "--resume",
@@ -136,10 +142,21 @@ def _make_trainer(
         return Trainer.resume(resume, changes=given, warn=_warn)
     if "env" not in given:
         raise click.UsageError("--env says what to play, --resume which run to go on with: one of them is needed")
+    if given.get("cluster") and "num_actors" not in given:
+        given["num_actors"] = trio.run(_free_cpus, given["cluster"])
     config = TrainingConfig.for_this_machine(given.pop("env"), **given)
     for warning in config.warnings():
         _warn(warning)
     return Trainer(config, run_dir=run_dir)
+
+
+async def _free_cpus(cluster: str) -> int:
+    """As many actors as the cluster has CPUs for, now."""
+    import asyncparl
+
+    async with asyncparl.connect(cluster) as connected:
+        nodes = (await connected.describe()).nodes
+    return max(1, int(sum((node.total_cpus or 0) - node.used_cpus for node in nodes)))
 
 
 def _make_display(trainer: Trainer) -> Display:

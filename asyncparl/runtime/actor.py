@@ -11,15 +11,18 @@ from typing import Any, Protocol
 
 import trio
 
-from asyncparl.errors import ActorDied, AsyncparlError, CallFate, SerializationError
+from asyncparl.errors import ActorDied, AsyncparlError, CallFate, ResourceError, SerializationError
 from asyncparl.ids import ActorId
-from asyncparl.protocol.control import ActorExited, ActorStarted, Request, StartActor, StopActor
+from asyncparl.protocol.control import ActorExited, ActorStarted, StartActor, StopActor
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.resources import Demand
+from asyncparl.protocol.tickets import SignedLease
 from asyncparl.protocol.values import NOTHING, encode_value
 from asyncparl.runtime.call import Call, failed_call, make_call
-from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
-from asyncparl.transport import dial
+from asyncparl.runtime.link import Link
+from asyncparl.runtime.node_link import NodeLink
+from asyncparl.transport.base import Channel
 
 _REPORT_LIMIT_S = 2.0
 """How long a lost link waits for the node to say why."""
@@ -27,10 +30,12 @@ _EXIT_LIMIT_S = 5.0
 """How long an actor that was closed may take to end before it is killed."""
 
 
-class NodeRequests(Protocol):
+class OwnerSession(Protocol):
     """What an actor needs of its session."""
 
-    async def request(self, request: Request) -> Any: ...
+    async def place(self, actor_id: str, name: str, demand: Demand) -> tuple[NodeLink, SignedLease]: ...
+    async def withdraw(self, actor_id: str) -> None: ...
+    async def dial_worker(self, node: NodeLink, actor_id: str, started: ActorStarted) -> Channel: ...
     def start_soon(self, function: Any, *args: Any) -> None: ...
 
 
@@ -38,17 +43,20 @@ class ActorHandle:
     """An actor that we own."""
 
     def __init__(
-        self, session: NodeRequests, actor_id: ActorId, name: str, plain_class: type, *, by_value: bool
+        self, session: OwnerSession, actor_id: ActorId, name: str, plain_class: type, *, by_value: bool
     ) -> None:
         self._session = session
         self._by_value = by_value
         self.actor_id = actor_id
         self.name = name
         self.plain_class = plain_class
+        self.node: NodeLink | None = None
+        """Where it runs, once that is decided."""
         self.pid: int | None = None
         self._link = Link(LinkCore(name="driver", pid=os.getpid()))
         self._creation: Call[None] | None = None
-        self._constructor_error: BaseException | None = None
+        self._no_object: BaseException | None = None
+        """Why there never was an object: the constructor failed, or there is no place for it."""
         self._intended_end = ""
         self._kill_wanted = False
         self._is_forced = False
@@ -74,7 +82,18 @@ class ActorHandle:
         """For people: where the actor is in its life."""
         if self._link.is_lost:
             return "dead"
-        return "starting" if self.pid is None else f"pid {self.pid}"
+        if self.pid is None or self.node is None:
+            return "starting"
+        return f"pid {self.pid} on {self.node.name}"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended and every call is settled."""
+        return self._gone.is_set()
+
+    def public_names(self) -> list[str]:
+        """What can be called or read, as far as the class says."""
+        return [name for name in dir(self.plain_class) if not name.startswith("_")]
 
     async def wait_created(self) -> None:
         """Until the constructor has run; raises what it raised."""
@@ -112,12 +131,12 @@ class ActorHandle:
         """Make the first call: build the object."""
         self._creation = self.call(CallKind.CREATE, "__init__", (plain_class, max_concurrency, args, kwargs))
 
-    async def run(self, num_cpus: float) -> None:
-        """From the request to the node until the process is gone and every call is settled."""
+    async def run(self, demand: Demand) -> None:
+        """From the request for a place until the process is gone and every call is settled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_constructor)
             try:
-                why = await self._live(num_cpus)
+                why = await self._live(demand)
                 if not self._reported.is_set():
                     with trio.move_on_after(_REPORT_LIMIT_S):
                         await self._stop_process()
@@ -138,17 +157,21 @@ class ActorHandle:
         self._report = report
         self._reported.set()
 
-    async def _live(self, num_cpus: float) -> str:
+    async def _live(self, demand: Demand) -> str:
         """Until the link is lost; why."""
         if (reason := await self._cannot_be_created()) is not None:
             return reason
         try:
-            started = await self._session.request(StartActor(self.actor_id, self.name, num_cpus))
+            node, lease = await self._place(demand)
+            if self._is_doomed():
+                return self._intended_end
+            self.node = node
+            started = await node.request(StartActor(self.actor_id, self.name, lease))
             assert isinstance(started, ActorStarted)
             self.pid = started.pid
-            if self._kill_wanted:
+            if self._is_doomed():
                 return self._intended_end
-            channel = await dial(started.address, max_message_bytes=MAX_MESSAGE_BYTES)
+            channel = await self._session.dial_worker(node, self.actor_id, started)
         except Exception as error:
             return str(error) or repr(error)
         self._link.attach(channel)
@@ -160,6 +183,20 @@ class ActorHandle:
             nursery.cancel_scope.cancel()
         return why
 
+    async def _place(self, demand: Demand) -> tuple[NodeLink, SignedLease]:
+        try:
+            return await self._session.place(self.actor_id, self.name, demand)
+        except (ResourceError, ValueError) as error:
+            if not self._kill_wanted:
+                # No process has died: every call raises what is wrong with the request.
+                self._no_object = error
+            self._reported.set()
+            raise
+
+    def _is_doomed(self) -> bool:
+        """Killed while its process was being asked for."""
+        return self._kill_wanted
+
     async def _cannot_be_created(self) -> str | None:
         """Why there is no use in starting a process: the constructor's arguments cannot even be sent."""
         assert self._creation is not None
@@ -168,7 +205,7 @@ class ActorHandle:
         try:
             await self._creation
         except Exception as error:
-            self._constructor_error = error
+            self._no_object = error
             self._reported.set()  # there is no process that could end
         return "its constructor was never called"
 
@@ -185,7 +222,7 @@ class ActorHandle:
         except ActorDied:
             pass  # told to whoever makes calls
         except Exception as error:
-            self._constructor_error = error
+            self._no_object = error
             await self._quit()
 
     async def _quit(self) -> None:
@@ -197,14 +234,17 @@ class ActorHandle:
         self._link.disconnect()
 
     async def _stop_process(self) -> None:
+        if self.node is None:
+            await self._session.withdraw(self.actor_id)
+            return
         try:
-            await self._session.request(StopActor(self.actor_id, 0.0))
+            await self.node.request(StopActor(self.actor_id, 0.0))
         except AsyncparlError:
             pass  # the node is gone, and every process of it
 
     def _why_dead(self, fate: CallFate) -> BaseException:
-        if self._constructor_error is not None:
-            return self._constructor_error
+        if self._no_object is not None:
+            return self._no_object
         report = self._report or ActorExited(self.actor_id, "its session has ended", None, None, [])
         went_wrong = (report.signal is not None or report.exit_code) and not self._is_forced
         reason = report.reason if went_wrong else self._intended_end or report.reason

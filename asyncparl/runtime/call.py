@@ -23,6 +23,9 @@ STREAM_CREDIT = 2
 Decoder = Callable[[memoryview, Sequence[memoryview]], Any]
 """Turns what a frame carries into a value."""
 
+Rebuilder = Callable[[Frame], BaseException]
+"""Turns a `Raised` frame into an exception."""
+
 _UNSET: Any = object()
 
 
@@ -38,15 +41,17 @@ class _Pending:
         "link",
         "name",
         "orphaned",
+        "rebuild",
         "streams",
         "value",
         "waiters",
         "watchers",
     )
 
-    def __init__(self, name: str, decode: Decoder = decode_value) -> None:
+    def __init__(self, name: str, decode: Decoder = decode_value, rebuild: Rebuilder = rebuild_exception) -> None:
         self.name = name
         self.decode = decode
+        self.rebuild = rebuild
         self.link: Link | None = None
         self.call_id = 0
         self.answer: Frame | None = None
@@ -120,7 +125,7 @@ class _Pending:
             if isinstance(frame.message, Returned):
                 self.value = self.decode(frame.payload, frame.buffers)
             elif isinstance(frame.message, Raised):
-                self.error = rebuild_exception(frame)
+                self.error = self.rebuild(frame)
             else:
                 self.error = CallCancelled(f"{self.name} was cancelled")
         except Exception as error:
@@ -244,9 +249,10 @@ def make_call(
     *,
     credit: int = 0,
     decode: Decoder = decode_value,
+    rebuild: Rebuilder = rebuild_exception,
 ) -> Call[Any]:
     """Make a call over a link. What goes wrong with it is raised where the call is awaited."""
-    pending = _Pending(name, decode)
+    pending = _Pending(name, decode, rebuild)
     try:
         pending.call_id = link.call(pending, kind, target, value, credit=credit)
         pending.link = link

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import traceback
 
-from asyncparl.errors import RemoteError, RemoteTraceback, SerializationError
+from asyncparl.errors import (
+    AuthenticationError,
+    ProtocolError,
+    RemoteError,
+    RemoteTraceback,
+    ResourceError,
+    SerializationError,
+)
 from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.messages import ErrorReport, Raised
 from asyncparl.protocol.values import NOTHING, Encoded, decode_value, encode_value
 
 _MAX_TEXT = 64 * 1024
+
+# What a node or a master raises on purpose; one sentence each, so that nothing is lost.
+_OURS: dict[str, type[Exception]] = {
+    f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ResourceError, AuthenticationError, ProtocolError)
+} | {"ValueError": ValueError, "OSError": OSError}
 
 
 def pack_exception(error: BaseException, *, note: str, skip_frames: int = 0) -> tuple[ErrorReport, Encoded]:
@@ -19,12 +31,16 @@ def pack_exception(error: BaseException, *, note: str, skip_frames: int = 0) -> 
         note: who raised it, for the reader at the other end.
         skip_frames: leading traceback entries of our own to leave out.
     """
+    return describe_exception(error, note=note, skip_frames=skip_frames), _pack_if_rebuildable(error)
+
+
+def describe_exception(error: BaseException, *, note: str, skip_frames: int = 0) -> ErrorReport:
+    """An exception in words alone: what nodes and masters, which read no pickle, tell each other."""
     tb = error.__traceback__
     for _ in range(skip_frames):
         tb = tb.tb_next if tb is not None else None
     formatted = "".join(traceback.format_exception(type(error), error, tb))
-    report = ErrorReport(_qualified_name(type(error)), _text_of(error), formatted[-_MAX_TEXT:], note)
-    return report, _pack_if_rebuildable(error)
+    return ErrorReport(_qualified_name(type(error)), _text_of(error), formatted[-_MAX_TEXT:], note)
 
 
 def rebuild_exception(frame: Frame) -> BaseException:
@@ -43,6 +59,17 @@ def rebuild_exception(frame: Frame) -> BaseException:
         if isinstance(rebuilt, BaseException):
             error = rebuilt
     error.__cause__ = RemoteTraceback(report.traceback)
+    error.add_note(report.note)
+    return error
+
+
+def rebuild_described(frame: Frame) -> BaseException:
+    """The exception of a `Raised` frame from its words: one of ours if it was that, else a `RemoteError`."""
+    assert isinstance(frame.message, Raised)
+    report = frame.message.error
+    if (ours := _OURS.get(report.type_name)) is not None:
+        return ours(report.text)
+    error = RemoteError(report.type_name, report.text, report.traceback)
     error.add_note(report.note)
     return error
 

@@ -60,6 +60,12 @@ class ActorHost:
         self._scopes: dict[Key, trio.CancelScope] = {}
         self._credit_news: dict[Key, trio.Event] = {}
 
+    def adopt(self, thing: object, max_concurrency: int) -> None:
+        """Serve an object that exists already."""
+        self._async_calls.max_running = max_concurrency
+        self._object = thing
+        self._early = None
+
     # --- told by the links, in the event loop ---------------------------------------------------------------
 
     def call_arrived(self, link: Link, arrived: CallArrived) -> None:

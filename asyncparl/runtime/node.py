@@ -1,427 +1,338 @@
-"""The node: one process per machine that starts workers, watches them and reports how they end.
+"""The node: one process per machine that starts workers for drivers and reports how they end.
 
-It runs no user code and reads no pickle. Its drivers call it over links like any actor, with the requests of
-`protocol/control.py`. The node of a private cluster belongs to one driver: it ends when its standard input closes,
-which is when the driver ends, however that happens.
+It runs no user code and reads no pickle. It joins a master, and listens: drivers call it like any actor, with the
+requests of `protocol/control.py`; a caller of one of its workers dials it too, and the connected socket is passed on,
+so that data does not flow through here. A driver's actors end with the driver's link.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 import trio
 
-from asyncparl.errors import ProtocolError, ResourceError
+from asyncparl.errors import AuthenticationError, ProtocolError, ResourceError
 from asyncparl.protocol.control import (
+    ACTOR_ROUTE,
+    ALIVE_INTERVAL_S,
     ActorExited,
     ActorOutput,
     ActorStarted,
+    Answer,
+    DialRelay,
+    EndActor,
+    JobOpened,
+    LeaseEnded,
+    LeaseStarted,
+    Leave,
+    LeaveNode,
+    ListLogs,
+    LogLines,
+    LogList,
+    NodeAlive,
     NodeEvent,
+    OpenJob,
+    Order,
+    PutCode,
+    ReadLog,
     ShutDown,
     StartActor,
     StopActor,
     WatchNode,
-    decode_request,
-    encode_control,
 )
-from asyncparl.protocol.link import CallArrived, LinkCore
-from asyncparl.protocol.membership import Member, Membership
-from asyncparl.protocol.messages import CallKind
-from asyncparl.runtime import zygote
-from asyncparl.runtime.exceptions import pack_exception
-from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
-from asyncparl.runtime.output import OutputReader
-from asyncparl.transport import listen
+from asyncparl.protocol.parties import NodeInfo
+from asyncparl.protocol.resources import Lease
+from asyncparl.protocol.tickets import read_lease, read_ticket
+from asyncparl.runtime.accepting import visitors
+from asyncparl.runtime.code.store import CodeStore
+from asyncparl.runtime.jobs import OpenedJob
+from asyncparl.runtime.joining import NodeAtMaster
+from asyncparl.runtime.log import Log, Silence
+from asyncparl.runtime.logs import LogStore
+from asyncparl.runtime.serving import EventStream, Peer, RequestServer
+from asyncparl.runtime.workers import WorkerPool, WorkerSpec
+from asyncparl.transport import Listener, Visitor
 from asyncparl.transport.base import Channel
 
-_RUN_ZYGOTE = "from asyncparl.runtime.zygote import main; main()"
-
+_LINK_LOST_GRACE_S = 0.5
+_DRAIN_GRACE_S = 2.0
 _MAX_EVENTS = 10_000
 """Output that a driver has not taken yet. Beyond it lines are dropped, and counted; deaths never are."""
 
 
-class NodeSetup(msgspec.Struct, frozen=True):
-    """What the driver of a private cluster tells its node, as one line of JSON on standard input."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What a node is made of."""
 
+    info: NodeInfo
     directory: str
-    sys_path: list[str]
-    argv: list[str]
-    main_path: str | None
-    main_module: str | None
-    preload: list[str]
-    start_method: str
+    """Only its user may enter it: the socket files of workers are there."""
+    secret: bytes = b""
+    """Empty in a private cluster: whoever can reach its socket files is let in."""
+    gpus: Sequence[str] = ()
+    """The names of its GPUs, in the order of their ids."""
+    preload: tuple[str, ...] = ()
+    store: CodeStore | None = None
+    logs: LogStore | None = None
+    log: Log = field(default_factory=Silence)
+    dial_back: Callable[[str], Awaitable[None]] | None = None
+    """Connect to the master's port with a relay route, and take in whoever is there."""
 
 
-class ZygoteClient:
-    """The zygote as the node sees it."""
+class Workers(Protocol):
+    """What a node needs of its worker processes; `WorkerPool`, or a simulated one."""
 
-    def __init__(self, setup: NodeSetup) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
-        environ = {**os.environ, **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
-        description = zygote.ZygoteSetup(
-            control_fd=theirs.fileno(),
-            environ={name: os.environ.get(name) for name in zygote.THREAD_VARIABLES},
-            **msgspec.structs.asdict(setup),
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUN_ZYGOTE, msgspec.json.encode(description).decode()],
-            stdin=subprocess.DEVNULL,
-            # Our own standard output tells the driver our address; what a preloaded module prints must not get there.
-            stdout=sys.stderr.fileno(),
-            pass_fds=[theirs.fileno()],
-            env=environ,
-        )
-        theirs.close()
-        ours.setblocking(False)
-        self._sending = trio.Lock()
-        self._std_socket = ours
-        self._socket = trio.socket.from_stdlib_socket(ours)
-
-    async def send(self, message: zygote.ToZygote, fds: tuple[int, ...] = ()) -> None:
-        """Tell the zygote something.
-
-        Raises:
-            ResourceError: it has died.
-        """
-        packet = zygote.encode(message)
-        async with self._sending:
-            while True:
-                try:
-                    socket.send_fds(self._std_socket, [packet], fds)
-                    return
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self._std_socket)
-                except OSError as error:
-                    raise ResourceError(f"the process that starts workers has died ({error.strerror})") from None
-
-    async def receive(self) -> zygote.FromZygote | None:
-        """What it says next; None when it has died."""
-        try:
-            packet = await self._socket.recv(zygote.MAX_PACKET_BYTES)
-        except ConnectionError:
-            return None
-        return zygote.decode_from_zygote(packet) if packet else None
-
-    def close(self) -> None:
-        """End it, and with it every worker that is left."""
-        self._socket.close()
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    async def start(
+        self, spec: WorkerSpec, on_output: Callable[[ActorOutput], None], on_exit: Callable[[ActorExited], None]
+    ) -> ActorStarted: ...
+    async def stop(self, actor_id: str, grace_s: float) -> None: ...
+    async def stop_owned_by(self, owner: int, grace_s: float) -> None: ...
+    async def stop_all(self, grace_s: float, reason: str) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """What the node holds of a worker process."""
+class _Driver(Peer):
+    """One connected driver: its program, and the events that it has not taken yet."""
 
-    member: Member
-    driver: _Driver
-    output: OutputReader
-    forked: trio.Event = field(default_factory=trio.Event)
-    exited: trio.Event = field(default_factory=trio.Event)
-    reported: trio.Event = field(default_factory=trio.Event)
-    pid: int = 0
-    failure: str = ""
-    exit_code: int | None = None
-    signal: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Driver:
-    """One connected driver and the events that it has not taken yet."""
-
-    number: int
-    link: Link
-    watch_id: int | None = None
-    events: list[NodeEvent] = field(default_factory=list)
-    num_dropped: int = 0
+    def __init__(self, number: int, driver_id: str, key_id: str, host: str) -> None:
+        super().__init__(key_id, host)
+        self.number = number
+        self.driver_id = driver_id
+        self.job: OpenedJob | None = None
+        self.events = EventStream()
+        self._num_dropped = 0
 
     def tell(self, event: NodeEvent) -> None:
-        if isinstance(event, ActorOutput) and len(self.events) >= _MAX_EVENTS:
-            self.num_dropped += len(event.lines)
-            return
-        if isinstance(event, ActorOutput) and self.num_dropped:
-            event = msgspec.structs.replace(event, num_dropped=event.num_dropped + self.num_dropped)
-            self.num_dropped = 0
-        self.events.append(event)
-        self.send_events()
-
-    def send_events(self) -> None:
-        if self.watch_id is None:
-            return
-        num_sent = 0
-        while num_sent < len(self.events) and self.link.has_credit(self.watch_id):
-            self.link.send_item(self.watch_id, encode_control(self.events[num_sent]))
-            num_sent += 1
-        del self.events[:num_sent]
+        """Send it, now or when there is credit."""
+        if isinstance(event, ActorOutput):
+            if self.events.num_waiting >= _MAX_EVENTS:
+                self._num_dropped += len(event.lines)
+                return
+            if self._num_dropped:
+                event = msgspec.structs.replace(event, num_dropped=event.num_dropped + self._num_dropped)
+                self._num_dropped = 0
+        self.events.send(event)
 
 
 class Node:
-    """Membership is decided in the pure core; this class acts on the decisions."""
+    """Serves drivers; `run` it, and `drain` to end it in good order."""
 
-    def __init__(self, setup: NodeSetup, nursery: trio.Nursery) -> None:
-        self._directory = setup.directory
-        self._zygote = ZygoteClient(setup)
+    def __init__(
+        self,
+        config: NodeConfig,
+        workers: Workers,
+        dial_master: Callable[[], Awaitable[Channel]],
+        nursery: trio.Nursery,
+    ) -> None:
+        self._config = config
+        self._workers = workers
         self._nursery = nursery
-        self._membership = Membership()
-        self._workers: dict[str, _Worker] = {}
-        self._drivers: dict[Link, _Driver] = {}
+        self._leases: dict[str, Lease] = {}
+        self._drivers: set[_Driver] = set()
         self._num_drivers = 0
-        self._deadlines_changed = trio.Event()
-        self.shut_down = trio.Event()
-        """Set once the driver has asked for it and nothing is left."""
+        self._is_draining = False
+        self.master = NodeAtMaster(config.info, self._running_leases, self._follow_order, dial_master, nursery)
+        self.over = trio.Event()
+        """Set when nothing is left and nothing will come: a drain has ended, or its one driver has."""
+        self._server = RequestServer("node", nursery, self._answer, {WatchNode: self._watch, ReadLog: self._read_log})
 
-    async def serve(self) -> None:
-        """Accept drivers until cancelled."""
-        self._nursery.start_soon(self._follow_zygote)
-        self._nursery.start_soon(self._kill_overdue)
-        listener = listen(f"ipc://{self._directory}/node", max_message_bytes=MAX_MESSAGE_BYTES)
-        sys.stdout.write(listener.address + "\n")
-        sys.stdout.flush()
-        try:
-            while True:
-                self._nursery.start_soon(self._serve_driver, await listener.accept())
-        finally:
-            listener.close()
+    async def run(self, listeners: Sequence[Listener], *, join_within_s: float | None = None) -> None:
+        """Serve until cancelled.
 
-    def close(self) -> None:
-        """End every process that is left."""
-        self._zygote.close()
+        Args:
+            listeners: where drivers dial.
+            join_within_s: how long the master may be unreachable at the start.
 
-    # --- drivers --------------------------------------------------------------------------------------------
+        Raises:
+            AuthenticationError, ResourceError, OSError: the master cannot be joined.
+        """
+        for listener in listeners:
+            self._nursery.start_soon(self._accept, listener)
+        self._nursery.start_soon(self._tell_alive)
+        await self.master.run(once_within_s=join_within_s)
 
-    async def _serve_driver(self, channel: Channel) -> None:
-        link = Link(LinkCore(name="node", pid=os.getpid()), self)
-        self._num_drivers += 1
-        driver = self._drivers[link] = _Driver(self._num_drivers, link)
-        link.attach(channel)
-        await link.run()
-        link.lose(lambda _: ResourceError("the driver is gone"))
-        del self._drivers[link]
-        await self._stop_all(driver, grace_s=0.5)
+    async def drain(self, why: str) -> None:
+        """Take no more actors, end those that are here, tell the master, and set `over`."""
+        if self._is_draining:
+            await self.over.wait()
+            return
+        self._is_draining = True
+        self.master.tell(LeaveNode(is_over=False))
+        await self._workers.stop_all(_DRAIN_GRACE_S, why)
+        await self.master.leave()
+        self.over.set()
 
-    def call_arrived(self, link: Link, arrived: CallArrived) -> None:
-        """A driver asks for something."""
-        driver = self._drivers[link]
-        if arrived.call.kind != CallKind.CONTROL:
-            raise ProtocolError("a node serves control requests only")
-        request = decode_request(arrived.frame.payload)
-        call_id = arrived.call.call_id
-        match request:
-            case WatchNode():
-                driver.watch_id = call_id
-                driver.send_events()
-            case StartActor():
-                self._nursery.start_soon(self._answer_start, driver, call_id, request)
-            case StopActor():
-                self._nursery.start_soon(self._answer_stop, driver, call_id, request)
-            case ShutDown():
-                self._nursery.start_soon(self._answer_shut_down, driver, call_id, request)
+    def key(self, key_id: str) -> bytes | None:
+        """The key that a ticket stands for, None if the ticket is no good. For listeners."""
+        read = read_ticket(key_id, self._config.info.node_id, self.master.cluster_time(), self._config.secret)
+        return None if read is None else read[1]
 
-    def cancel_arrived(self, link: Link, call_id: int) -> None:
-        """Requests are short and run to their end; a watch just ends."""
-        driver = self._drivers[link]
-        if driver.watch_id == call_id:
-            driver.watch_id = None
-            link.answer_cancelled(call_id)
+    # --- who comes ------------------------------------------------------------------------------------------
 
-    def grant_arrived(self, link: Link, call_id: int) -> None:
-        """The driver takes more events."""
-        self._drivers[link].send_events()
+    async def _accept(self, listener: Listener) -> None:
+        async for visitor in visitors(listener):
+            try:
+                self._take_in(visitor)
+            except OSError:
+                pass  # it has gone already, or there is no descriptor for it: it will dial again
 
-    async def _answer_start(self, driver: _Driver, call_id: int, request: StartActor) -> None:
-        try:
-            answer = await self._start(driver, request)
-        except Exception as error:
-            driver.link.answer_raised(call_id, *pack_exception(error, note="raised in the node"))
+    def _take_in(self, visitor: Visitor) -> None:
+        if visitor.route.startswith(ACTOR_ROUTE):
+            self._pass_on(visitor, visitor.route.removeprefix(ACTOR_ROUTE))
+        elif visitor.route:
+            visitor.refuse(f"a node has nothing at {visitor.route!r}")
+        elif visitor.peer_host and not visitor.encrypted:
+            visitor.refuse("control links between machines must be encrypted")
         else:
-            driver.link.answer_returned(call_id, encode_control(answer))
+            self._nursery.start_soon(self._serve_driver, visitor)
 
-    async def _answer_stop(self, driver: _Driver, call_id: int, request: StopActor) -> None:
-        await self._stop(request.actor_id, request.grace_s)
-        driver.link.answer_returned(call_id)
+    def _pass_on(self, visitor: Visitor, actor_id: str) -> None:
+        if actor_id not in self._leases:
+            visitor.refuse("that actor has ended")
+            return
+        assert isinstance(self._workers, WorkerPool)
+        self._workers.hand_over(actor_id, *visitor.hand_over())
 
-    async def _answer_shut_down(self, driver: _Driver, call_id: int, request: ShutDown) -> None:
-        await self._stop_all(driver, request.grace_s)
-        driver.link.answer_returned(call_id)
-        self.shut_down.set()
+    async def _serve_driver(self, visitor: Visitor) -> None:
+        ticket = read_ticket(visitor.key_id, self._config.info.node_id, self.master.cluster_time(), self._config.secret)
+        self._num_drivers += 1
+        driver_id = "" if ticket is None else ticket[0].driver_id
+        driver = _Driver(self._num_drivers, driver_id, visitor.key_id, visitor.peer_host)
+        try:
+            channel = visitor.open()
+        except OSError:
+            return
+        self._drivers.add(driver)
+        try:
+            await self._server.serve(channel, driver)
+        finally:
+            self._drivers.discard(driver)
+        self._config.log.info("program disconnected", program=driver.driver_id)
+        await self._workers.stop_owned_by(driver.number, _LINK_LOST_GRACE_S)
+        if driver.job is not None:
+            driver.job.close()
 
-    # --- workers --------------------------------------------------------------------------------------------
+    # --- what drivers ask -----------------------------------------------------------------------------------
+
+    async def _answer(self, driver: _Driver, request: Any) -> Answer | None:
+        match request:
+            case OpenJob(job):
+                driver.job = OpenedJob(job, self._config.store, self._config.directory)
+                return JobOpened(driver.job.needs_code)
+            case PutCode():
+                await self._job(driver).put(request)
+            case StartActor():
+                return await self._start(driver, request)
+            case StopActor(actor_id, grace_s):
+                await self._workers.stop(actor_id, grace_s)
+            case ShutDown(grace_s):
+                await self._workers.stop_owned_by(driver.number, grace_s)
+                if not self._config.secret:
+                    self.over.set()
+            case ListLogs():
+                return LogList(self._logs().infos())
+            case _:
+                raise ProtocolError(f"{type(request).__name__} is nothing to ask of a node")
+        return None
 
     async def _start(self, driver: _Driver, request: StartActor) -> ActorStarted:
-        now = trio.current_time()
-        (out_read, out_write), (err_read, err_write), (ready_read, ready_write) = _open_pipes(3)
-        member = self._membership.start(request.actor_id, request.name, driver.number, now=now)
-        self._deadlines_changed.set()
-        output = OutputReader(out_read, err_read, request.actor_id, driver.tell)
-        worker = self._workers[request.actor_id] = _Worker(member, driver, output)
-        self._nursery.start_soon(self._follow_worker, worker)
-        num_threads = max(1, math.floor(request.num_cpus))
-        try:
-            fork = zygote.Fork(request.actor_id, request.name, num_threads)
-            await self._zygote.send(fork, (out_write, err_write, ready_write))
-        except ResourceError as error:
-            self._ended(worker, failure=str(error))
-        finally:
-            for fd in (out_write, err_write, ready_write):
-                os.close(fd)
-        address = bytearray()
-        with trio.move_on_after(self._membership.start_limit_s):
-            async with trio.lowlevel.FdStream(ready_read) as ready:
-                async for chunk in ready:
-                    address += chunk
-            await worker.forked.wait()
-            if not address:
-                await worker.exited.wait()
-        if not address or not worker.pid:
-            raise ResourceError(f"{request.name} did not start: {self._reason(worker)}")
-        self._membership.ready(request.actor_id)
-        return ActorStarted(address.decode(), worker.pid)
-
-    async def _follow_worker(self, worker: _Worker) -> None:
-        """Forward its output, and report its end after the last line."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(worker.output.run)
-            await worker.exited.wait()
-            # A grandchild may still hold the pipes open; whatever was written is there already.
-            nursery.cancel_scope.deadline = trio.current_time() + 0.5
-        report = ActorExited(
-            worker.member.actor_id, self._reason(worker), worker.exit_code, worker.signal, worker.output.tail()
+        lease = read_lease(self._config.secret, request.lease, self._config.info.node_id)
+        if lease.actor_id != request.actor_id or (driver.driver_id and lease.driver_id != driver.driver_id):
+            raise AuthenticationError("this lease is for something else")
+        if self._is_draining:
+            raise ResourceError(f"{self._config.info.name} is shutting down")
+        job = self._job(driver)
+        spec = WorkerSpec(
+            lease.actor_id,
+            request.name,
+            driver.number,
+            job.kind(self._config.preload),
+            job.setup(),
+            lease.demand.cpus,
+            {"CUDA_VISIBLE_DEVICES": ",".join(self._config.gpus[number] for number in lease.gpu_ids)},
         )
-        del self._workers[worker.member.actor_id]
-        worker.reported.set()
-        if worker.driver.link in self._drivers:
-            worker.driver.tell(report)
+        self._enter(lease, request.name)
+        try:
+            return await self._workers.start(
+                spec, lambda output: self._wrote(driver, output), lambda report: self._exited(driver, report)
+            )
+        except (OSError, ValueError) as error:
+            self._forget(lease.actor_id)
+            raise ResourceError(f"{request.name} cannot be started: {error}") from error
 
-    async def _follow_zygote(self) -> None:
-        while (message := await self._zygote.receive()) is not None:
-            worker = self._workers.get(message.actor_id)
-            if worker is None:
-                continue
-            match message:
-                case zygote.Forked(_, pid):
-                    worker.pid = pid
-                    worker.forked.set()
-                case zygote.ForkFailed(_, reason):
-                    self._ended(worker, failure=reason)
-                case zygote.Exited(_, exit_code, signal_number):
-                    worker.exit_code, worker.signal = exit_code, signal_number
-                    self._ended(worker)
-        # The kernel kills its workers; make sure of it, then say so.
-        for worker in list(self._workers.values()):
-            if worker.pid and not worker.exited.is_set():
-                _kill_group(worker.pid)
-            self._ended(worker, failure="the process that starts workers has died")
+    def _watch(self, driver: _Driver, _request: WatchNode) -> EventStream:
+        return driver.events
 
-    def _ended(self, worker: _Worker, failure: str = "") -> None:
-        worker.failure = worker.failure or failure
-        self._membership.exited(worker.member.actor_id)
-        worker.forked.set()
-        worker.exited.set()
+    def _read_log(self, driver: _Driver, request: ReadLog) -> EventStream:
+        stream = EventStream()
+        lines = self._logs().read(request.actor_id, request.num_lines, follow=request.follow)
+        self._nursery.start_soon(_send_log, lines, stream)
+        return stream
 
-    async def _stop(self, actor_id: str, grace_s: float) -> None:
-        worker = self._workers.get(actor_id)
-        if worker is None:
-            return
-        if self._membership.stop(actor_id, grace_s=grace_s, now=trio.current_time()):
-            self._deadlines_changed.set()
-            if grace_s > 0:
-                await self._signal(actor_id, signal.SIGTERM)
-        await worker.reported.wait()
+    def _job(self, driver: _Driver) -> OpenedJob:
+        if driver.job is None:
+            raise ProtocolError("OpenJob comes first")
+        return driver.job
 
-    async def _stop_all(self, driver: _Driver, grace_s: float) -> None:
-        async with trio.open_nursery() as nursery:
-            for member in self._membership.owned_by(driver.number):
-                nursery.start_soon(self._stop, member.actor_id, grace_s)
+    def _logs(self) -> LogStore:
+        if self._config.logs is None:
+            raise ResourceError("a private cluster keeps no logs")
+        return self._config.logs
 
-    async def _kill_overdue(self) -> None:
+    # --- what becomes of actors -----------------------------------------------------------------------------
+
+    def _enter(self, lease: Lease, name: str) -> None:
+        if self._config.logs is not None:
+            self._config.logs.open(lease.actor_id, name)
+        self._config.log.info("actor starts", actor=name, id=lease.actor_id)
+        self._leases[lease.actor_id] = lease
+        self.master.tell(LeaseStarted(lease))
+
+    def _forget(self, actor_id: str) -> None:
+        if self._leases.pop(actor_id, None) is not None:
+            self.master.tell(LeaseEnded(actor_id))
+        if self._config.logs is not None:
+            self._config.logs.end(actor_id)
+
+    def _wrote(self, driver: _Driver, output: ActorOutput) -> None:
+        if self._config.logs is not None:
+            self._config.logs.append(output.actor_id, output.lines)
+        driver.tell(output)
+
+    def _exited(self, driver: _Driver, report: ActorExited) -> None:
+        self._config.log.info("actor ended", id=report.actor_id, reason=report.reason)
+        self._forget(report.actor_id)
+        driver.tell(report)
+
+    def _running_leases(self) -> list[Lease]:
+        return list(self._leases.values())
+
+    async def _tell_alive(self) -> None:
         while True:
-            wait_s = self._membership.next_deadline() - trio.current_time()
-            with trio.move_on_after(max(0.0, wait_s)):
-                await self._deadlines_changed.wait()
-            self._deadlines_changed = trio.Event()
-            overdue = self._membership.overdue(now=trio.current_time())
-            for member in overdue:
-                await self._signal(member.actor_id, signal.SIGKILL)
-            if overdue:
-                await trio.sleep(0.05)  # until the zygote reports them, they stay overdue
+            await trio.sleep(ALIVE_INTERVAL_S)
+            for driver in self._drivers:
+                if not driver.events.num_waiting:  # otherwise it has something to hear anyway
+                    driver.tell(NodeAlive())
 
-    async def _signal(self, actor_id: str, number: int) -> None:
-        try:
-            await self._zygote.send(zygote.Kill(actor_id, number))
-        except ResourceError:
-            pass  # then the workers are being ended by `_follow_zygote`
+    # --- what the master orders -----------------------------------------------------------------------------
 
-    @staticmethod
-    def _reason(worker: _Worker) -> str:
-        if reason := worker.member.failure or worker.failure:
-            return reason
-        if not worker.exited.is_set():
-            return "it took too long"
-        if worker.signal is not None:
-            return f"killed by {signal.Signals(worker.signal).name}"
-        return f"its process exited with code {worker.exit_code}"
+    async def _follow_order(self, order: Order) -> None:
+        match order:
+            case EndActor(actor_id):
+                await self._workers.stop(actor_id, 0.0)
+            case Leave():
+                await self.drain("the cluster was stopped")
+            case DialRelay(route) if self._config.dial_back is not None:
+                try:
+                    await self._config.dial_back(route)
+                except (OSError, AuthenticationError):
+                    pass  # the driver hears of it from the master, which waits for both
 
 
-def _open_pipes(number: int) -> list[tuple[int, int]]:
-    """All of them, or none."""
-    pipes: list[tuple[int, int]] = []
-    try:
-        for _ in range(number):
-            pipes.append(os.pipe())  # noqa: PERF401  # what was opened must be known if the next one fails
-    except OSError:
-        for fd in (fd for pipe in pipes for fd in pipe):
-            os.close(fd)
-        raise
-    return pipes
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
-async def _run(setup: NodeSetup) -> None:
-    async with trio.open_nursery() as nursery:
-        node = Node(setup, nursery)
-        try:
-            nursery.start_soon(node.serve)
-            nursery.start_soon(_until_eof, nursery.cancel_scope)
-            await node.shut_down.wait()
-            # The driver closes our standard input once it has the answer.
-            await trio.sleep(2)
-        finally:
-            nursery.cancel_scope.cancel()  # first, so that nobody still waits for what is closed
-            node.close()
-
-
-async def _until_eof(scope: trio.CancelScope) -> None:
-    """The driver is gone when our standard input ends; so are we."""
-    async with trio.lowlevel.FdStream(os.dup(0)) as stdin:
-        async for _ in stdin:
-            pass
-    scope.cancel()
-
-
-def main() -> None:
-    """Run the node of a private cluster."""
-    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=NodeSetup)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        trio.run(partial(_run, setup))
-    finally:
-        shutil.rmtree(setup.directory, ignore_errors=True)
+async def _send_log(lines: AsyncIterator[list[str]], stream: EventStream) -> None:
+    async for chunk in lines:
+        stream.send(LogLines(chunk))
+        await stream.wait_sent()
+    stream.finish()

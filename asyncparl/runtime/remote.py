@@ -8,13 +8,13 @@ await sim.frames    RemoteMember awaited: the attribute is fetched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
 
 from asyncparl.protocol.messages import CallKind
-from asyncparl.runtime.actor import ActorHandle
+from asyncparl.protocol.resources import Demand, check_demand
 from asyncparl.runtime.call import STREAM_CREDIT, Call
 from asyncparl.runtime.session import current_session
 
@@ -31,22 +31,42 @@ class ActorOptions:
     max_memory: int | str | None = None
     max_restarts: int = 0
     max_concurrency: int = 1
+    labels: Mapping[str, str] = field(default_factory=dict)
+    placement: Literal["pack", "spread"] = "pack"
 
     def __post_init__(self) -> None:
-        if not self.num_cpus >= 0 or not self.num_gpus >= 0:
-            raise ValueError("num_cpus and num_gpus must be 0 or more")
+        check_demand(self.demand())
+        if self.placement not in ("pack", "spread"):
+            raise ValueError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
         if self.max_restarts < 0:
             raise ValueError(f"max_restarts must be 0 or more, not {self.max_restarts}")
         if self.max_concurrency < 1:
             raise ValueError(f"max_concurrency must be 1 or more, not {self.max_concurrency}")
 
+    def demand(self) -> Demand:
+        """What the actor asks of its node."""
+        return Demand(self.num_cpus, self.num_gpus, 0, dict(self.labels), self.placement)
+
 
 _OPTION_NAMES = tuple(ActorOptions.__dataclass_fields__)
 _NOT_YET = {
-    "num_gpus": "GPUs are not handed out yet",
     "max_memory": "memory limits are not enforced yet",
     "max_restarts": "actors are not restarted yet",
 }
+
+
+class Handle(Protocol):
+    """What stands behind a proxy: an actor of ours, or an object that was offered."""
+
+    name: str
+
+    @property
+    def state(self) -> str: ...
+    def call(self, kind: int, target: str, argument: object = None, *, credit: int = 0) -> Call[Any]: ...
+    def public_names(self) -> list[str]: ...
+    async def wait_created(self) -> None: ...
+    async def close(self) -> None: ...
+    async def kill(self) -> None: ...
 
 
 class RemoteClass(Generic[P, T]):
@@ -75,7 +95,7 @@ class RemoteClass(Generic[P, T]):
         options = self._options
         return Proxy(
             session.create_actor(
-                self.__wrapped__, args, kwargs, max_concurrency=options.max_concurrency, num_cpus=options.num_cpus
+                self.__wrapped__, args, kwargs, max_concurrency=options.max_concurrency, demand=options.demand()
             )
         )
 
@@ -106,6 +126,8 @@ def remote_class(
     max_memory: int | str | None = None,
     max_restarts: int = 0,
     max_concurrency: int = 1,
+    labels: Mapping[str, str] = ...,
+    placement: Literal["pack", "spread"] = "pack",
 ) -> Callable[[Callable[P, T]], RemoteClass[P, T]]: ...
 def remote_class(cls: Any = None, /, **options: Any) -> Any:
     """Make a class remote: `@remote_class` or `@remote_class(num_cpus=2, ...)`.
@@ -139,9 +161,9 @@ class Proxy:
     """
 
     __slots__ = ("__weakref__", "_handle")
-    _handle: ActorHandle
+    _handle: Handle
 
-    def __init__(self, handle: ActorHandle) -> None:
+    def __init__(self, handle: Handle) -> None:
         object.__setattr__(self, "_handle", handle)
 
     def __getattr__(self, name: str) -> RemoteMember:
@@ -169,7 +191,7 @@ class Proxy:
         return f"<asyncparl actor {self._handle.name} {self._handle.state}>"
 
     def __dir__(self) -> list[str]:
-        return [name for name in dir(self._handle.plain_class) if not name.startswith("_")]
+        return self._handle.public_names()
 
 
 class RemoteMember:
@@ -177,7 +199,7 @@ class RemoteMember:
 
     __slots__ = ("_handle", "_name")
 
-    def __init__(self, handle: ActorHandle, name: str) -> None:
+    def __init__(self, handle: Handle, name: str) -> None:
         self._handle = handle
         self._name = name
 

@@ -1,54 +1,60 @@
 """A program's connection to a cluster: `async with asyncparl.connect() as cluster`.
 
-The session owns everything that its block starts: the node process of a private cluster, an `ActorHandle` per actor,
-and the tasks that serve them. Leaving the block, however it is left, ends them all.
+The session owns everything that its block starts: the processes of a private cluster, the links to the master and to
+the nodes, an `ActorHandle` per actor, and the tasks that serve them. Leaving the block, however it is left, ends them
+all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib.util
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import msgspec
 import trio
 
 from asyncparl.errors import AsyncparlError, NotConnectedError, ResourceError
-from asyncparl.ids import new_actor_id
+from asyncparl.ids import new_actor_id, new_driver_id
+from asyncparl.machine import allow_many_files
+from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.protocol.control import (
     ActorExited,
     ActorOutput,
-    Request,
+    AskPlace,
+    DescribeCluster,
+    ExplainWait,
+    JoinDriver,
+    LeaveDriver,
+    NodeTicket,
+    Placed,
     ShutDown,
-    WatchNode,
-    decode_answer,
-    encode_control,
+    WithdrawActor,
 )
-from asyncparl.protocol.link import LinkCore
-from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.resources import Demand
+from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.actor import ActorHandle
-from asyncparl.runtime.call import make_call
+from asyncparl.runtime.addresses import parse_host_and_port
+from asyncparl.runtime.blocks import background_tasks
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
-from asyncparl.runtime.main_module import answer_to_alias, describe_main, stop_if_loading
-from asyncparl.runtime.node import NodeSetup
-from asyncparl.transport import dial
+from asyncparl.runtime.main_module import stop_if_loading
+from asyncparl.runtime.master_link import MasterLink, MasterLost, ask
+from asyncparl.runtime.node_link import NodeLink
+from asyncparl.runtime.private import PrivateCluster
+from asyncparl.runtime.program import Program
+from asyncparl.runtime.state import find_secret
+from asyncparl.runtime.versions import our_versions
+from asyncparl.runtime.ways import WayToNode
+from asyncparl.transport import Credentials, dial
+from asyncparl.transport.base import Channel
 
-PRELOADABLE = ("numpy", "torch", "gymnasium")
-
-START_METHOD = "fork" if sys.platform == "linux" else "spawn"
-
-_START_LIMIT_S = 30.0
+_JOIN_LIMIT_S = 15.0
 _STOP_GRACE_S = 1.0
 _STOP_LIMIT_S = 10.0
-_EVENT_CREDIT = 256
+_EXPLAIN_AFTER_S = 3.0
 
 _session: contextvars.ContextVar[Session] = contextvars.ContextVar("asyncparl_session")
 
@@ -56,105 +62,189 @@ _session: contextvars.ContextVar[Session] = contextvars.ContextVar("asyncparl_se
 class Session:
     """What stands behind one `connect()` block."""
 
-    def __init__(self, nursery: trio.Nursery, node: _NodeProcess) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        program: Program,
+        master_address: str,
+        credentials: Credentials | None,
+        *,
+        encrypt: bool,
+    ) -> None:
         self._nursery = nursery
-        self._node = node
-        self._link = Link(LinkCore(name="driver", pid=os.getpid()))
+        self._program = program
+        self._master_address = master_address
+        self._credentials = credentials
+        self._encrypt = encrypt
+        self._driver_id = new_driver_id()
+        self._master = MasterLink("driver", self._dial_master, self._join)
+        self._nodes: dict[str, NodeLink] = {}
         self._actors: dict[str, ActorHandle] = {}
         self._names: Counter[str] = Counter()
+        self._failure: BaseException | None = None
         self._over = ""
         """Why no actor can be made any more."""
 
     async def open(self) -> None:
-        """Join the node."""
-        address = await self._node.wait_ready()
-        try:
-            self._link.attach(await dial(address, max_message_bytes=MAX_MESSAGE_BYTES))
-        except OSError as error:
-            raise ResourceError(f"the node process does not answer: {error}") from error
-        self._nursery.start_soon(self._run_link)
-        self._nursery.start_soon(self._follow_events)
+        """Join the cluster.
+
+        Raises:
+            AuthenticationError: our secret is not that of the cluster.
+            ResourceError: the master cannot be reached, or does not take us.
+        """
+        joined = trio.Event()
+        self._nursery.start_soon(self._run_master, joined)
+        await joined.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def shut_down(self) -> None:
         """End every actor; returns when all of their processes are gone."""
         self._over = "this `asyncparl.connect()` block has ended"
         for actor in self._actors.values():
             actor.expect_end("its session has ended", by_force=True)
-        try:
-            await self.request(ShutDown(_STOP_GRACE_S))
-        except AsyncparlError:
-            pass  # the node is gone, and everything of it
+        self._master.tell(LeaveDriver())
+        async with trio.open_nursery() as nursery:
+            for node in self._nodes.values():
+                nursery.start_soon(self._leave, node)
 
     # --- for remote classes and actors ----------------------------------------------------------------------
 
     def create_actor(
-        self, plain_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, max_concurrency: int, num_cpus: float
+        self, plain_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, max_concurrency: int, demand: Demand
     ) -> ActorHandle:
         """Start an actor; returns at once."""
         if self._over:
             raise NotConnectedError(f"{plain_class.__name__}(...): {self._over}")
         self._names[plain_class.__name__] += 1
         name = f"{plain_class.__name__}#{self._names[plain_class.__name__]}"
-        actor = ActorHandle(self, new_actor_id(), name, plain_class, by_value=self._node.main_is_nowhere)
+        actor = ActorHandle(self, new_actor_id(), name, plain_class, by_value=self._program.main_is_nowhere)
         self._actors[actor.actor_id] = actor
         actor.create(plain_class, max_concurrency, args, kwargs)
-        self._nursery.start_soon(self._run_actor, actor, num_cpus)
+        self._nursery.start_soon(self._run_actor, actor, demand)
         return actor
 
-    async def request(self, request: Request) -> Any:
-        """Ask the node for something.
+    async def place(self, actor_id: str, name: str, demand: Demand) -> tuple[NodeLink, SignedLease]:
+        """Wait for a node that has room for an actor, and for the link to it.
 
         Raises:
-            ResourceError: it refuses, or it is gone.
+            ResourceError: there is none, and there cannot be; or it cannot be reached.
+            ValueError: the program cannot be sent there.
         """
-        if self._link.is_lost:
-            raise ResourceError(self._over)
-        name = type(request).__name__
-        return await make_call(self._link, name, CallKind.CONTROL, name, encode_control(request), decode=decode_answer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._explain_wait, actor_id, name)
+            try:
+                placed = await self._master.request(AskPlace(actor_id, name, demand))
+                failure = None
+            except AsyncparlError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        assert isinstance(placed, Placed)
+        node = self._node(placed.ticket)
+        await node.wait_ready()
+        return node, placed.lease
+
+    async def withdraw(self, actor_id: str) -> None:
+        """Give back what an actor was given and never took."""
+        with contextlib.suppress(ResourceError):  # no master: it forgets us, and that, by itself
+            await self._master.request(WithdrawActor(actor_id), limit_s=0.1)
+
+    async def dial_worker(self, node: NodeLink, actor_id: str, started: Any) -> Channel:
+        """A connection to the worker of an actor. Raises OSError, AuthenticationError."""
+        return await node.dial_worker(actor_id, started, encrypt=self._encrypt)
+
+    async def describe(self) -> ClusterView:
+        """Who is in the cluster and what runs where."""
+        return (await self._master.request(DescribeCluster())).view  # type: ignore[no-any-return]
+
+    @property
+    def num_actors(self) -> int:
+        """Actors that have not ended."""
+        return sum(not actor.is_gone for actor in self._actors.values())
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Run a task that may outlive its caller, not the session."""
         self._nursery.start_soon(function, *args)
 
-    # --- tasks ----------------------------------------------------------------------------------------------
+    # --- the master -----------------------------------------------------------------------------------------
 
-    async def _run_actor(self, actor: ActorHandle, num_cpus: float) -> None:
+    async def _run_master(self, joined: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_joined, joined)
+            try:
+                await self._master.run(once_within_s=_JOIN_LIMIT_S, rejoins=self._credentials is not None)
+            except MasterLost as error:
+                self._failure = ResourceError(f"the node of this cluster is gone: {error}")
+            except AsyncparlError as error:
+                self._failure = error
+            except OSError as error:
+                self._failure = ResourceError(f"no master answers at {self._master_address}: {error}")
+            nursery.cancel_scope.cancel()
+        joined.set()
+        self._over = self._over or str(self._failure)
+
+    async def _tell_joined(self, joined: trio.Event) -> None:
+        with contextlib.suppress(ResourceError):  # `_run_master` has the reason
+            await self._master.wait_joined()
+            joined.set()
+
+    async def _dial_master(self) -> Channel:
+        encrypt = self._master_address.startswith("tcp:")
+        return await dial(
+            self._master_address, credentials=self._credentials, encrypt=encrypt, max_message_bytes=MAX_MESSAGE_BYTES
+        )
+
+    async def _join(self, link: Link) -> None:
+        await ask(link, JoinDriver(self._driver_id, _driver_name(), our_versions()))
+
+    async def _explain_wait(self, actor_id: str, name: str) -> None:
+        """Nobody should wonder why nothing happens."""
+        await trio.sleep(_EXPLAIN_AFTER_S)
+        with contextlib.suppress(ResourceError):
+            explanation = await self._master.request(ExplainWait(actor_id))
+            if explanation.reason:
+                sys.stderr.write(f"asyncparl: {name} waits: {explanation.reason}\n")
+
+    # --- nodes and actors -----------------------------------------------------------------------------------
+
+    def _node(self, ticket: NodeTicket) -> NodeLink:
+        node = self._nodes.get(ticket.node.node_id)
+        if node is not None and not node.is_lost:
+            node.way.renew(ticket)
+            return node
+        way = WayToNode(ticket, self._master, self._master_address, self._credentials)
+        node = self._nodes[ticket.node.node_id] = NodeLink(ticket.node.name, way, self._program, self._hear)
+        self._nursery.start_soon(self._run_node, ticket.node.node_id, node)
+        return node
+
+    async def _run_node(self, node_id: str, node: NodeLink) -> None:
+        why = await node.run()
+        if self._nodes.get(node_id) is node:
+            del self._nodes[node_id]
+        for actor in list(self._actors.values()):
+            if actor.node is node:
+                actor.exited(ActorExited(actor.actor_id, f"its node is gone: {why}", None, None, []))
+
+    async def _leave(self, node: NodeLink) -> None:
+        with contextlib.suppress(AsyncparlError):  # the node is gone, and everything of it
+            await node.request(ShutDown(_STOP_GRACE_S))
+
+    def _hear(self, event: ActorOutput | ActorExited) -> None:
+        actor = self._actors.get(event.actor_id)
+        if actor is None:
+            return
+        if isinstance(event, ActorExited):
+            actor.exited(event)
+        else:
+            _print_output(actor.name, event)
+
+    async def _run_actor(self, actor: ActorHandle, demand: Demand) -> None:
         try:
-            await actor.run(num_cpus)
+            await actor.run(demand)
         finally:
             del self._actors[actor.actor_id]
-
-    async def _run_link(self) -> None:
-        why = "its session has ended"
-        try:
-            why = await self._link.run()
-        finally:
-            self._over = self._over or f"the node of this cluster is gone: {why}"
-            self._link.lose(lambda _: ResourceError(self._over))
-        for actor in list(self._actors.values()):
-            actor.exited(ActorExited(actor.actor_id, self._over, None, None, []))
-
-    async def _follow_events(self) -> None:
-        watch = make_call(
-            self._link,
-            "node events",
-            CallKind.CONTROL,
-            "WatchNode",
-            encode_control(WatchNode()),
-            credit=_EVENT_CREDIT,
-            decode=decode_answer,
-        )
-        try:
-            async for event in watch:
-                actor = self._actors.get(event.actor_id)
-                if actor is None:
-                    continue
-                if isinstance(event, ActorExited):
-                    actor.exited(event)
-                else:
-                    _print_output(actor.name, event)
-        except ResourceError:
-            pass  # `_run_link` tells everybody
 
 
 def current_session(what: str) -> Session:
@@ -172,23 +262,51 @@ def current_session(what: str) -> Session:
 class Cluster:
     """What `connect()` gives: the cluster that this block is connected to."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, address: str | None) -> None:
         self._session = session
+        self._address = address
 
     @property
     def num_actors(self) -> int:
         """Actors of this program that have not ended."""
-        return len(self._session._actors)
+        return self._session.num_actors
+
+    async def describe(self) -> ClusterView:
+        """The nodes of the cluster, what they have and what is in use, and all of its actors.
+
+        Raises:
+            ResourceError: the master has been away for too long.
+        """
+        return await self._session.describe()
 
     def __repr__(self) -> str:
-        return f"<asyncparl private cluster, {self.num_actors} actors>"
+        where = f"cluster at {self._address}" if self._address else "private cluster"
+        return f"<asyncparl {where}, {self.num_actors} actors>"
 
 
 @contextlib.asynccontextmanager
-async def connect(*, preload: Sequence[str] | None = None, start_method: str | None = None) -> AsyncIterator[Cluster]:
-    """A private cluster on this machine, started here and ended where the block ends.
+async def connect(
+    address: str | None = None,
+    *,
+    secret_file: str | None = None,
+    cpus: float | None = None,
+    files: Sequence[str] = (),
+    encrypt: bool = False,
+    preload: Sequence[str] | None = None,
+    start_method: str | None = None,
+) -> AsyncIterator[Cluster]:
+    """Join the cluster whose master is at `address`; without one, start a private cluster on this machine.
+
+    What was started here ends where the block ends: the actors, and the processes of a private cluster.
 
     Args:
+        address: "host:port" of a master.
+        secret_file: the cluster's secret for drivers. By default `$ASYNCPARL_DRIVER_SECRET` (the text),
+            `$ASYNCPARL_SECRET_FILE`, or what the master has put into this user's state folder.
+        cpus: of a private cluster: actors wait while that many CPUs are in use. By default none waits.
+        files: patterns, relative to the working directory, of files that actors on other machines need
+            ("configs/*.yaml"); code is sent without being named.
+        encrypt: calls and data between machines too, not only what controls the cluster. Costs throughput.
         preload: modules that worker processes have imported before they start. By default numpy, torch and
             gymnasium, as far as this program has imported them itself.
         start_method: "fork" (default on Linux: 20 ms an actor) or "spawn" (a fresh interpreter each).
@@ -198,148 +316,52 @@ async def connect(*, preload: Sequence[str] | None = None, start_method: str | N
     Cancellation: actors get a second to end, then they are killed. Nothing is left behind.
 
     Raises:
-        ResourceError: the cluster cannot be started.
-        ValueError: an unknown start method.
+        AuthenticationError: there is no secret, or it is not the cluster's.
+        ResourceError: the cluster cannot be started, or reached.
+        ValueError: an argument that makes no sense.
     """
     stop_if_loading()
     if start_method not in (None, "fork", "spawn"):
         raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")
-    node = _NodeProcess.start(preload, start_method or START_METHOD)
-    error: BaseException | None = None
+    allow_many_files()
+    program = Program(preload=preload, start_method=start_method, files=files)
+    if address is not None:
+        if cpus is not None:
+            raise ValueError("cpus is for private clusters; a node of this cluster has its own --cpus")
+        master = parse_host_and_port(address)
+        credentials = Credentials("driver", find_secret("driver", master.port, secret_file=secret_file))
+        async with _open_session(program, str(master), credentials, encrypt=encrypt) as session:
+            yield Cluster(session, address)
+        return
+    private = PrivateCluster.start(program.local_job(), cpus=cpus)
     try:
-        async with trio.open_nursery() as nursery:
-            # Caught inside the nursery and raised outside, so that it is not wrapped in a group.
-            try:
-                tasks = await nursery.start(_hold_tasks)
-                try:
-                    session = Session(tasks, node)
-                    await session.open()
-                    token = _session.set(session)
-                    try:
-                        yield Cluster(session)
-                    finally:
-                        _session.reset(token)
-                        with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_LIMIT_S):
-                            await session.shut_down()
-                finally:
-                    tasks.cancel_scope.cancel()
-            except BaseException as caught:
-                error = caught
+        async with _open_session(program, await private.wait_ready(), None, encrypt=False) as session:
+            yield Cluster(session, None)
     finally:
         with trio.CancelScope(shield=True):
-            await node.stop()
-    if error is not None:
-        raise error
+            await private.stop()
 
 
-async def _hold_tasks(task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """A nursery that no outer cancellation reaches: its tasks are needed to end the actors in good order."""
-    with trio.CancelScope(shield=True):
-        async with trio.open_nursery() as nursery:
-            task_status.started(nursery)
-            await trio.sleep_forever()
-
-
-class _NodeProcess:
-    """The node process of a private cluster, and the folder of its sockets."""
-
-    def __init__(self, process: subprocess.Popen[bytes], directory: str) -> None:
-        self._process = process
-        self._directory = directory
-        self.main_is_nowhere = False
-        """`__main__` is a notebook or `python -c`: workers cannot import it."""
-
-    @classmethod
-    def start(cls, preload: Sequence[str] | None, start_method: str) -> _NodeProcess:
-        """Start it; `wait_ready` says whether it came up.
-
-        Raises:
-            ResourceError: there is no room for its folder, or no process to be had.
-        """
-        directory = ""
+@contextlib.asynccontextmanager
+async def _open_session(
+    program: Program, master_address: str, credentials: Credentials | None, *, encrypt: bool
+) -> AsyncIterator[Session]:
+    async with background_tasks() as tasks:
+        session = Session(tasks, program, master_address, credentials, encrypt=encrypt)
+        await session.open()
+        token = _session.set(session)
         try:
-            directory = tempfile.mkdtemp(prefix="asyncparl-")  # mode 0700: the sockets are ours alone
-            return cls._start_in(directory, preload, start_method)
-        except OSError as error:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise ResourceError(f"a cluster cannot be started on this machine: {error}") from error
-
-    @classmethod
-    def _start_in(cls, directory: str, preload: Sequence[str] | None, start_method: str) -> _NodeProcess:
-        answer_to_alias()
-        main_path, main_module = describe_main()
-        if preload is None:
-            preload = [name for name in PRELOADABLE if name in sys.modules]
-        setup = NodeSetup(
-            directory=directory,
-            sys_path=[os.path.abspath(entry) for entry in sys.path],
-            argv=sys.argv,
-            main_path=main_path,
-            main_module=main_module,
-            preload=list(preload),
-            start_method=start_method,
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from asyncparl.runtime.node import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Ctrl-C at a terminal reaches its whole process group; the cluster is ended by us, in order.
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": _python_path()},
-        )
-        node = cls(process, directory)
-        node.main_is_nowhere = main_path is None and main_module is None
-        assert process.stdin is not None
-        try:
-            process.stdin.write(msgspec.json.encode(setup) + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # `wait_ready` says how it ended
-        return node
-
-    async def wait_ready(self) -> str:
-        """The node's address.
-
-        Raises:
-            ResourceError: it ended or took too long.
-        """
-        assert self._process.stdout is not None
-        line = b""
-        async with trio.lowlevel.FdStream(os.dup(self._process.stdout.fileno())) as stdout:
-            with trio.move_on_after(_START_LIMIT_S):
-                async for chunk in stdout:
-                    line += chunk
-                    if line.endswith(b"\n"):
-                        return line.decode().strip()
-        raise ResourceError(
-            f"the node process did not start within {_START_LIMIT_S:g} s"
-            if self._process.poll() is None
-            else f"the node process ended with code {self._process.returncode}; its error is on standard error"
-        )
-
-    async def stop(self) -> None:
-        """End it: it ends by itself when its standard input closes, and is killed if it does not."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has died before it read what we wrote
-                self._process.stdin.close()
-            with trio.move_on_after(_STOP_LIMIT_S):
-                await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+            yield session
         finally:
-            # Also on a second Ctrl-C. The workers end with the zygote, and the zygote with the node.
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
-            self._process.stdout.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            _session.reset(token)
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_LIMIT_S):
+                await session.shut_down()
 
 
-def _python_path() -> str:
-    """Where the node finds this very package, wherever the driver found it."""
-    spec = importlib.util.find_spec("asyncparl")
-    assert spec is not None and spec.submodule_search_locations
-    ours = os.path.dirname(os.path.abspath(spec.submodule_search_locations[0]))
-    return os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))
+def _driver_name() -> str:
+    """For people who look at the cluster."""
+    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
+    return f"{script} (pid {os.getpid()} on {os.uname().nodename})"
 
 
 def _print_output(name: str, output: ActorOutput) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
@@ -20,24 +23,25 @@ import trio
 from asyncparl.errors import CallCancelled
 from asyncparl.protocol.link import CallArrived, LinkCore
 from asyncparl.protocol.messages import CallKind
+from asyncparl.runtime.accepting import visitors
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.host import ActorHost
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.main_module import install_lazy_main
-from asyncparl.runtime.zygote import THREAD_VARIABLES, Fork, ZygoteSetup, die_with_parent
-from asyncparl.transport import listen
+from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
+from asyncparl.transport import Admission, listen, open_admitted
 from asyncparl.transport.base import Channel
 
 TERMINATED = 128 + signal.SIGTERM
 
+ServeLink = Callable[[Callable[[], Channel]], Awaitable[None]]
 
-def run_worker(setup: ZygoteSetup, fork: Fork, *, ready_fd: int) -> int:
+
+def run_worker(fork: Fork, *, control_fd: int) -> int:
     """Be the worker, in a process of its own; the exit code."""
-    _settle_in(setup, fork)
+    _settle_in(fork)
     executor = Executor()
-    thread = threading.Thread(
-        target=_run_loop, args=(setup, fork, ready_fd, executor), name="asyncparl-loop", daemon=True
-    )
+    thread = threading.Thread(target=_run_loop, args=(fork, control_fd, executor), name="asyncparl-loop", daemon=True)
     thread.start()
     try:
         executor.run()
@@ -52,16 +56,19 @@ def run_worker(setup: ZygoteSetup, fork: Fork, *, ready_fd: int) -> int:
         _flush_standard_streams()
 
 
-def _settle_in(setup: ZygoteSetup, fork: Fork) -> None:
+def _settle_in(fork: Fork) -> None:
     # What was registered before the fork belongs to the zygote.
     atexit._clear()
-    for name, value in setup.environ.items():
+    for name, value in fork.environ.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    for name in THREAD_VARIABLES:
-        os.environ.setdefault(name, str(fork.num_threads))
+    setup = fork.setup
+    sys.argv[:] = setup.argv
+    sys.path[:] = setup.sys_path
+    if setup.cwd:
+        os.chdir(setup.cwd)
     torch = sys.modules.get("torch")
     if torch is not None and fork.num_threads > 1:
         torch.set_num_threads(fork.num_threads)
@@ -88,9 +95,9 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(TERMINATED)
 
 
-def _run_loop(setup: ZygoteSetup, fork: Fork, ready_fd: int, executor: Executor) -> None:
+def _run_loop(fork: Fork, control_fd: int, executor: Executor) -> None:
     try:
-        trio.run(_serve, setup, fork, ready_fd, executor)
+        trio.run(_serve, fork, control_fd, executor)
     except BaseException:
         # Without its loop the actor can neither hear nor answer.
         traceback.print_exc()
@@ -98,21 +105,39 @@ def _run_loop(setup: ZygoteSetup, fork: Fork, ready_fd: int, executor: Executor)
         os._exit(1)
 
 
-async def _serve(setup: ZygoteSetup, fork: Fork, ready_fd: int, executor: Executor) -> None:
-    pid = os.getpid()
-    listener = listen(f"ipc://{setup.directory}/{fork.actor_id}", max_message_bytes=MAX_MESSAGE_BYTES)
-    os.write(ready_fd, listener.address.encode())
-    os.close(ready_fd)
+async def _serve(fork: Fork, control_fd: int, executor: Executor) -> None:
+    control = socket.socket(fileno=control_fd)
+    control.setblocking(False)
+    listener = listen(f"ipc://{fork.setup.directory}/{fork.actor_id}", max_message_bytes=MAX_MESSAGE_BYTES)
+    control.send(listener.address.encode())
     async with trio.open_nursery() as nursery:
-        host = ActorHost(executor, nursery, f"raised in {fork.name} (pid {pid})")
-        while True:
-            channel = await listener.accept()
-            nursery.start_soon(_serve_link, host, channel, fork.name, pid, executor)
+        host = ActorHost(executor, nursery, f"raised in {fork.name} (pid {os.getpid()})")
+        serve = partial(_serve_link, host, fork.name, executor)
+        nursery.start_soon(_take_handed_over, control, serve, nursery)
+        async for visitor in visitors(listener):  # callers on this machine dial our own socket file
+            nursery.start_soon(serve, visitor.open)
 
 
-async def _serve_link(host: ActorHost, channel: Channel, name: str, pid: int, executor: Executor) -> None:
+async def _take_handed_over(control: socket.socket, serve: ServeLink, nursery: trio.Nursery) -> None:
+    """Callers elsewhere dial our node; it shakes hands with them and passes their sockets on to us."""
+    while True:
+        await trio.lowlevel.wait_readable(control)
+        packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1)
+        if not packet:
+            return  # the node is gone; the kernel ends us with the zygote
+        if fds:  # none: we have too many files open, and the kernel closed it
+            admission = msgspec.msgpack.decode(packet, type=Admission)
+            nursery.start_soon(serve, partial(open_admitted, socket.socket(fileno=fds[0]), admission))
+
+
+async def _serve_link(host: ActorHost, name: str, executor: Executor, open_channel: Callable[[], Channel]) -> None:
+    try:
+        channel = open_channel()
+    except OSError as error:
+        sys.stderr.write(f"asyncparl: a caller cannot be served: {error}\n")
+        return
     callee = _WorkerCallee(host)
-    link = Link(LinkCore(name=name, pid=pid), callee)
+    link = Link(LinkCore(name=name, pid=os.getpid()), callee)
     link.attach(channel)
     await link.run()
     link.lose(lambda _: CallCancelled("the link was lost"))
@@ -155,9 +180,7 @@ def _flush_standard_streams() -> None:
 
 def main() -> None:
     """A worker that was not forked: its descriptor and its description are on the command line."""
-    ready_fd, zygote_pid = int(sys.argv[1]), int(sys.argv[2])
+    control_fd, zygote_pid = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(zygote_pid)
-    setup, fork = msgspec.json.decode(sys.argv[3], type=tuple[ZygoteSetup, Fork])
-    sys.argv[:] = setup.argv
-    sys.path[:] = setup.sys_path
-    os._exit(run_worker(setup, fork, ready_fd=ready_fd))
+    fork = msgspec.json.decode(sys.argv[3], type=Fork)
+    os._exit(run_worker(fork, control_fd=control_fd))

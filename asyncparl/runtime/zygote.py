@@ -9,8 +9,8 @@ its socket to the node closes (the node died) it kills every worker and ends; wh
 the workers (PDEATHSIG).
 
 Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard
-output, standard error, and the pipe on which the worker reports that it is ready. Where there is no fork, workers are
-started as fresh interpreters, with the same messages.
+output, standard error, and the worker's own socket to the node. Where there is no fork, workers are started as fresh
+interpreters, with the same messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import NoReturn
 
 import msgspec
 
-MAX_PACKET_BYTES = 1 << 16
+MAX_PACKET_BYTES = 1 << 17
 NUM_FORK_FDS = 3
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -42,16 +42,23 @@ class ZygoteSetup(msgspec.Struct, frozen=True):
     """What all workers of this zygote have in common. On the command line of the zygote, as JSON."""
 
     control_fd: int
+    sys_path: list[str]
+    preload: list[str]
+    start_method: str
+
+
+class WorkerSetup(msgspec.Struct, frozen=True):
+    """What a worker needs to know of its driver's program, in paths of this machine."""
+
     directory: str
+    """Where its socket file goes."""
     sys_path: list[str]
     argv: list[str]
     main_path: str | None
     """The driver's script, imported in a worker when it needs a class of `__main__`."""
     main_module: str | None
-    preload: list[str]
-    start_method: str
-    environ: dict[str, str | None]
-    """The values that workers shall see of the variables that the zygote itself has other values of."""
+    cwd: str
+    """Empty: that of the node."""
 
 
 class Fork(msgspec.Struct, tag=True, frozen=True):
@@ -60,6 +67,9 @@ class Fork(msgspec.Struct, tag=True, frozen=True):
     actor_id: str
     name: str
     num_threads: int
+    setup: WorkerSetup
+    environ: dict[str, str | None]
+    """Variables that the worker shall see; None: unset."""
 
 
 class Kill(msgspec.Struct, tag=True, frozen=True):
@@ -175,7 +185,7 @@ class _Zygote:
             _place_standard_fds(fds)
             from asyncparl.runtime.worker import run_worker
 
-            exit_code = run_worker(self._setup, fork, ready_fd=fds[2])
+            exit_code = run_worker(fork, control_fd=fds[2])
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:
@@ -184,7 +194,7 @@ class _Zygote:
     def _spawn(self, fork: Fork, fds: list[int]) -> int:
         command = [sys.executable, "-c", "from asyncparl.runtime.worker import main; main()", str(fds[2])]
         command.append(str(os.getpid()))
-        arguments = msgspec.json.encode((self._setup, fork)).decode()
+        arguments = msgspec.json.encode(fork).decode()
         process = subprocess.Popen(
             [*command, arguments],
             stdin=subprocess.DEVNULL,
@@ -268,7 +278,6 @@ def _preload(names: list[str]) -> None:
 def main() -> None:
     """Run a zygote; its `ZygoteSetup` is the first argument."""
     setup = msgspec.json.decode(sys.argv[1], type=ZygoteSetup)
-    sys.argv[:] = setup.argv
     sys.path[:] = setup.sys_path
     zygote = _Zygote(setup)
     if setup.start_method == "fork":

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from asyncparl.machine import usable_cpus
 from asyncparl.training.errors import ConfigError
-from asyncparl.training.machine import has_cuda, has_fast_bf16, usable_cpus
+from asyncparl.training.machine import has_cuda, has_fast_bf16
 
 if TYPE_CHECKING:
     from asyncparl.training.environments import EnvironmentOptions
@@ -49,7 +50,8 @@ class TrainingConfig:
         learner_threads: CPU threads of the learner.
         checkpoint_interval_s: seconds between two checkpoints.
         report_interval_s: seconds between two rows of progress.csv.
-        max_actor_restarts: how often one actor may die before its place stays empty.
+        max_actor_restarts: how often one actor may die before its place stays empty. That its machine went is no death.
+        cluster: "host:port" of the master of the cluster that plays; None: a private one on this machine.
     """
 
     env: str
@@ -75,6 +77,7 @@ class TrainingConfig:
     checkpoint_interval_s: float = 300.0
     report_interval_s: float = 10.0
     max_actor_restarts: int = 3
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         problems = list(_wrong_types(self)) or list(_wrong_values(self))
@@ -97,7 +100,7 @@ class TrainingConfig:
     def warnings(self) -> list[str]:
         """What is allowed, but most likely not wanted; one line each."""
         num_cpus = usable_cpus()
-        if self.num_actors > num_cpus:
+        if self.cluster is None and self.num_actors > num_cpus:
             return [f"{self.num_actors} actors share {num_cpus} CPUs: more actors than CPUs seldom make a run faster"]
         return []
 
@@ -192,7 +195,7 @@ def _unworkable(config: TrainingConfig) -> Iterator[str]:
             "a rollout has a column for each environment"
         )
     num_cpus = usable_cpus()
-    if config.num_actors > MAX_ACTORS_PER_CPU * num_cpus:
+    if config.cluster is None and config.num_actors > MAX_ACTORS_PER_CPU * num_cpus:
         yield f"{config.num_actors} actors are too many for {num_cpus} CPUs: at most {MAX_ACTORS_PER_CPU} for each"
 
 

@@ -12,10 +12,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
+import trio
 from numpy.typing import NDArray
 
 import asyncparl
 from asyncparl.training.sampler import Sample
+
+_TRY_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -63,7 +66,8 @@ class Feed:
         take: gets every rollout; while it waits, the actor comes to rest after a few more.
         newest: the weights to send.
         say: told what people should know, one line each.
-        max_restarts: actors that may die in this place before it stays empty.
+        max_restarts: actors that may die in this place before it stays empty. One whose machine went did not die.
+        is_patient: whether a cluster that has no place for the actor may have one later.
     """
 
     def __init__(
@@ -74,12 +78,14 @@ class Feed:
         *,
         say: Callable[[str], None],
         max_restarts: int,
+        is_patient: bool,
     ) -> None:
         self._start_actor = start_actor
         self._take = take
         self._newest = newest
         self._say = say
         self._max_restarts = max_restarts
+        self._is_patient = is_patient
         self._sender: WeightSender | None = None
         self.num_deaths = 0
         self.last_death: asyncparl.ActorDied | None = None
@@ -109,9 +115,12 @@ class Feed:
             try:
                 await self._bring_rollouts()
             except asyncparl.ActorDied as death:
-                self.num_deaths += 1
-                self.last_death = death
-                self._say(self._obituary(death))
+                self._note_death(death)
+            except asyncparl.ResourceError as error:
+                if not self._is_patient:
+                    raise
+                self._say(f"no place for an actor: {error}; trying again every {_TRY_AGAIN_S:g} s")
+                await trio.sleep(_TRY_AGAIN_S)
             finally:
                 self._sender = None
 
@@ -122,6 +131,14 @@ class Feed:
             async for sample in rollouts:
                 await self._take(sample)
                 await self._sender.rollout_taken()
+
+    def _note_death(self, death: asyncparl.ActorDied) -> None:
+        if self._is_patient and death.exit_code is None and death.signal is None:
+            self._say(f"{death.actor} is lost: {death.reason}; it is replaced")
+            return
+        self.num_deaths += 1
+        self.last_death = death
+        self._say(self._obituary(death))
 
     def _obituary(self, death: asyncparl.ActorDied) -> str:
         what = f"{death.actor} died: {death.reason}"

@@ -66,7 +66,14 @@ class Pipeline:
             algorithm, on_update=self._updated, device=config.device, num_threads=config.learner_threads
         )
         self._feeds = [
-            Feed(self._start_actor, self._take, self._newest, say=say, max_restarts=config.max_actor_restarts)
+            Feed(
+                self._start_actor,
+                self._take,
+                self._newest,
+                say=say,
+                max_restarts=config.max_actor_restarts,
+                is_patient=config.cluster is not None,
+            )
             for _ in range(config.num_actors)
         ]
         self.finished = trio.Event()

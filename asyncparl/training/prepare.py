@@ -31,7 +31,7 @@ from asyncparl.training.run_folder import RunFolder, default_run_dir
 
 CHANGEABLE = frozenset(
     {
-        "steps", "num_actors", "device", "precision", "learner_threads", "num_batches", "max_actor_restarts",
+        "steps", "num_actors", "cluster", "device", "precision", "learner_threads", "num_batches", "max_actor_restarts",
         "checkpoint_interval_s", "report_interval_s",
     }
 )  # fmt: skip

@@ -107,13 +107,14 @@ class Trainer:
         self._stopping.set()
 
     async def run(self, display: Display | None = None) -> TrainingResult:
-        """Train until all steps are done or `stop` is called, on a private cluster of its own.
+        """Train until all steps are done or `stop` is called, on the cluster of the settings or on a private one.
 
         Cancellation and errors: actors and learner are ended, and what was learned is saved, unless the learner itself
         has failed: then the last checkpoint stays the last.
 
         Raises:
             TrainingError: the learner diverged or is stuck, or no actor is left.
+            AuthenticationError, ResourceError: the cluster cannot be joined.
             RunFolderError: the last checkpoint could not be written.
             Exception: what the code of environment or model raised.
         """
@@ -121,7 +122,7 @@ class Trainer:
         with display, unwrapped_errors():
             pipeline = Pipeline(self._run, say=display.say)
             try:
-                async with asyncparl.connect(preload=_PRELOAD):
+                async with asyncparl.connect(self.config.cluster, preload=_PRELOAD):
                     await self._train(pipeline, display)
             finally:
                 with trio.CancelScope(shield=True):

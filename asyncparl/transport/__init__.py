@@ -1,12 +1,18 @@
 """Moves opaque messages between processes. `dial` and `listen` choose the transport by the address's scheme.
 
 `base.py` has the promises; `endpoints.py` and `nng.py` keep them for `ipc://` and `tcp://`, `memory.py` for `memory://`,
-with knobs to break things; `conformance/` has the checks that any transport must pass.
+with knobs to break things; `conformance/` has the checks that any transport must pass. `credentials.py` and
+`handshake.py` say who may come in, `tls.py` keeps others from listening.
 """
 
 from __future__ import annotations
 
-from asyncparl.transport.addresses import MemoryAddress, TcpAddress, parse_address
+import socket
+
+from asyncparl.transport.addresses import MemoryAddress, parse_dialable
+from asyncparl.transport.addresses import (
+    parse_address as parse_address,
+)
 from asyncparl.transport.base import (
     DEFAULT_MAX_MESSAGE_BYTES as DEFAULT_MAX_MESSAGE_BYTES,
 )
@@ -22,20 +28,56 @@ from asyncparl.transport.base import (
 from asyncparl.transport.base import (
     Listener as Listener,
 )
+from asyncparl.transport.base import (
+    Visitor as Visitor,
+)
+from asyncparl.transport.credentials import (
+    Admission as Admission,
+)
+from asyncparl.transport.credentials import (
+    Credentials as Credentials,
+)
+from asyncparl.transport.credentials import (
+    DialRefused as DialRefused,
+)
+from asyncparl.transport.credentials import (
+    KeyRing as KeyRing,
+)
+from asyncparl.transport.credentials import (
+    Tunnel as Tunnel,
+)
 
 
 async def dial(
-    address: str, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, timeout_s: float = DEFAULT_TIMEOUT_S
+    address: str,
+    *,
+    credentials: Credentials | None = None,
+    route: str = "",
+    encrypt: bool = False,
+    tunnel: Tunnel | None = None,
+    may_stall: bool = False,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Channel:
     """Connect to the listener at `address`. One attempt; whoever wants more of them repeats it.
 
     Args:
         address: as in `Listener.address`.
+        credentials: what both sides prove to have; None for a listener without keys.
+        route: told to the listener, at most 256 bytes.
+        encrypt: whether what is sent is encrypted, and nobody in between can change it. Proves something only together
+            with credentials. `memory` ignores it.
+        tunnel: the connection goes through this one's owner, and `address` is a name only.
+        may_stall: whether the peer may leave what we send unread for 15 seconds and longer. Otherwise, on `tcp`, the
+            system takes it for lost; if so, the system may notice only after a quarter of an hour that a machine has
+            vanished.
         max_message_bytes: largest message to send or receive; the smaller limit of both sides counts.
-        timeout_s: how long to wait for the listener to take the connection.
+        timeout_s: how long to wait for the listener to let us in.
 
     Raises:
-        ValueError: the address is not one, or cannot be dialed.
+        ValueError: the address is not one, or cannot be dialed; or the credentials or the route cannot be sent.
+        AuthenticationError: the listener did not prove that it has our key, which then has not been used.
+        DialRefused: the listener gives a reason why we may not come in.
         ConnectionRefusedError: nobody listens there (`tcp`, `memory`, or an `ipc` file left by a dead process).
         FileNotFoundError: nobody listens there (`ipc`).
         ConnectionAbortedError: somebody answered, but not with this protocol, or hung up at once.
@@ -46,18 +88,42 @@ async def dial(
     if isinstance(parsed, MemoryAddress):
         from asyncparl.transport.memory import default_network
 
-        return await default_network().dial(parsed.name, max_message_bytes=max_message_bytes, timeout_s=timeout_s)
-    if isinstance(parsed, TcpAddress) and parsed.port == 0:
-        raise ValueError(f"port 0 cannot be dialed: {address!r}")
+        if tunnel is not None:
+            raise ValueError(f"no tunnel leads to {address!r}")
+        return await default_network().dial(
+            parsed.name,
+            credentials=credentials,
+            route=route,
+            encrypt=encrypt,
+            max_message_bytes=max_message_bytes,
+            timeout_s=timeout_s,
+        )
     from asyncparl.transport.endpoints import dial_socket
 
-    return await dial_socket(parsed, max_message_bytes=max_message_bytes, timeout_s=timeout_s)
+    return await dial_socket(
+        parsed if tunnel is not None else parse_dialable(address),
+        credentials=credentials,
+        route=route,
+        encrypt=encrypt,
+        tunnel=tunnel,
+        may_stall=may_stall,
+        max_message_bytes=max_message_bytes,
+        timeout_s=timeout_s,
+    )
 
 
-def listen(address: str, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Listener:
+def listen(
+    address: str, *, keys: KeyRing | None = None, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+) -> Listener:
     """Listen at `address`; peers can dial from now on, and are answered while a task waits in `accept()`.
 
-    A host name is looked up at once, in the calling thread. An `ipc` file may be used by this user only.
+    A host name is looked up at once, in the calling thread. An `ipc` file may be used by this user only. At `[::]` IPv4
+    is served as well, where the system can do that.
+
+    Args:
+        address: also `tcp://host:0`, and `tcp://host:8100-8199` for the first of these ports that is free.
+        keys: whoever proves to have one of these keys comes in. None: everybody does who can reach the address.
+        max_message_bytes: largest message to send or receive; the smaller limit of both sides counts.
 
     Raises:
         ValueError: the address is not one.
@@ -67,7 +133,33 @@ def listen(address: str, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) 
     if isinstance(parsed, MemoryAddress):
         from asyncparl.transport.memory import default_network
 
-        return default_network().listen(parsed.name, max_message_bytes=max_message_bytes)
+        return default_network().listen(parsed.name, keys=keys, max_message_bytes=max_message_bytes)
     from asyncparl.transport.endpoints import listen_socket
 
-    return listen_socket(parsed, max_message_bytes=max_message_bytes)
+    return listen_socket(parsed, keys=keys, max_message_bytes=max_message_bytes)
+
+
+async def open_tunnel(
+    address: str, *, credentials: Credentials, route: str, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> socket.socket:
+    """The far end of a tunnel: connect to the relay at `address`, and return the connected, non-blocking socket.
+
+    What comes through it next is what the other end sends, for example the handshake of somebody who dials with
+    `tunnel`: see `Listener.adopt`. Raises the same errors as `dial`.
+    """
+    from asyncparl.transport.endpoints import open_tunnel_socket
+
+    return await open_tunnel_socket(parse_dialable(address), credentials=credentials, route=route, timeout_s=timeout_s)
+
+
+def open_admitted(connection: socket.socket, admission: Admission) -> Channel:
+    """Open what `Visitor.hand_over` gave away, also in another process than its. Takes ownership of the connection.
+
+    The peer has been told to come in. That it has gone meanwhile shows on the channel.
+
+    Raises:
+        OSError: the process has too many files open. The connection has been closed.
+    """
+    from asyncparl.transport.endpoints import open_admitted as open_admitted_socket
+
+    return open_admitted_socket(connection, admission)

@@ -1,4 +1,7 @@
-"""Addresses of listeners: `ipc:///run/cluster/master`, `tcp://host:port`, `tcp://[::1]:port`, `memory://name`."""
+"""Addresses of listeners: `ipc:///run/cluster/master`, `tcp://host:port`, `tcp://[::1]:port`, `memory://name`.
+
+Only to listen at: `tcp://host:0` and `tcp://host:8100-8199`, of which the system or the listener chooses a port.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,28 @@ class IpcAddress:
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A host, by name or number, and a port. Port 0 asks a listener to choose a free one."""
+    """A host, by name or number, and a port. Port 0 asks a listener to choose a free one.
+
+    With a `last_port` it is a range of ports, of which a listener takes the first that is free.
+    """
 
     host: str
     port: int
+    last_port: int | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        ports = str(self.port) if self.last_port is None else f"{self.port}-{self.last_port}"
+        return f"tcp://{host}:{ports}"
+
+    @property
+    def ports(self) -> range:
+        """Every port to try, in order."""
+        return range(self.port, (self.port if self.last_port is None else self.last_port) + 1)
+
+    @property
+    def can_be_dialed(self) -> bool:
+        return self.port != 0 and self.last_port is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +81,36 @@ def parse_address(text: str) -> Address:
     return IpcAddress(rest)
 
 
+def parse_dialable(text: str) -> IpcAddress | TcpAddress:
+    """Read the address of sockets that exist somewhere.
+
+    Raises:
+        ValueError: it is not an address, one that only a listener can use, or `memory://`.
+    """
+    address = parse_address(text)
+    if isinstance(address, MemoryAddress):
+        raise ValueError(f"no sockets lead to {text!r}")
+    if isinstance(address, TcpAddress) and not address.can_be_dialed:
+        what = "port 0" if address.port == 0 else "a range of ports"
+        raise ValueError(f"{what} cannot be dialed: {text!r}")
+    return address
+
+
 def _parse_tcp(text: str, rest: str) -> TcpAddress:
     host, separator, port = rest.rpartition(":")
-    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    first, dash, last = port.partition("-")
+    if not separator or not _is_port(first) or (dash and not _is_port(last)):
         raise ValueError(f"tcp address without a port from 0 to 65535: {text!r}")
+    if dash and not 0 < int(first) <= int(last):
+        raise ValueError(f"tcp address with an empty range of ports, or one that starts at 0: {text!r}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"an IPv6 address needs brackets, as in tcp://[::1]:{port}: {text!r}")
     if not host or any(c in "[]/@" or c.isspace() for c in host):
         raise ValueError(f"tcp address without a valid host: {text!r}")
-    return TcpAddress(host, int(port))
+    return TcpAddress(host, int(first), int(last) if dash else None)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) <= 65535

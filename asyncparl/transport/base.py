@@ -1,13 +1,14 @@
 """What every transport promises: ordered, message-preserving connections between two processes.
 
 A `Channel` joins exactly two peers and moves bytes; it knows nothing of what they mean. A `Listener` gives one
-channel for every peer that dials its address. The promises below are checked by `conformance.py`.
+channel for every peer that dials its address; before that it is a `Visitor`, who may still be turned away. The promises
+below are checked by `conformance/`.
 
 What travels is a prefix: the receiver gets the messages in the order in which they were sent, without a gap and
 without a duplicate, until the connection ends. It does not necessarily get the last ones. A sender that must know
 that everything arrived asks for an answer before it closes.
 
-Errors, on any method of a channel or listener:
+Errors, on any method of a channel, listener or visitor:
 
 | raised                      | means                                                             |
 |-----------------------------|-------------------------------------------------------------------|
@@ -21,6 +22,7 @@ Errors, on any method of a channel or listener:
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 import trio
+
+from asyncparl.transport.credentials import Admission
 
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 30
 DEFAULT_TIMEOUT_S = 5.0
@@ -141,30 +145,105 @@ class Channel(ABC):
         self.close()
 
 
+class Visitor(ABC):
+    """A peer that has proved itself, and waits to be told whether it may come in.
+
+    Decided once, by `open`, `refuse`, `hand_over` or `close`; anything after that raises `trio.ClosedResourceError`,
+    except `close`. It does not need its listener any more. That the peer has gone meanwhile is no error here: it shows
+    on the channel.
+    """
+
+    key_id: str
+    """Whose key it has; "" at a listener without keys."""
+    route: str
+    """What it asked for when it dialed. Said by the peer, and at most 256 bytes."""
+    peer_host: str
+    """The IP address, in numbers, that its connection comes from; that of the relay where it was adopted; else ""."""
+    encrypted: bool
+    """Whether the channel will be encrypted, as the dialer decides."""
+
+    @abstractmethod
+    def open(self) -> Channel:
+        """Tell the peer to come in. The channel may be used at once.
+
+        Raises:
+            OSError: the process has too many files open. The peer has been hung up on.
+        """
+
+    @abstractmethod
+    def refuse(self, reason: str) -> None:
+        """Tell the peer why not, in 200 bytes, and hang up: `dial` raises `DialRefused`."""
+
+    @abstractmethod
+    def hand_over(self) -> tuple[socket.socket, Admission]:
+        """Tell the peer to come in, and give its connection away, to be opened elsewhere by `open_admitted`.
+
+        The connection may stall for as long as it likes: nothing here or in the system ends it for that.
+
+        Raises:
+            RuntimeError: it has no socket (`memory`).
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hang up without a word, if nothing has been decided. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class Listener(ABC):
     """A place where peers can dial in; each of them becomes a channel of its own."""
 
     address: str
-    """What dialers need. Where the system chose a part of it, such as a port, this is the chosen one."""
+    """What dialers need. Where a part of it was chosen, such as a port, this is the chosen one."""
+
+    @property
+    @abstractmethod
+    def num_rejected(self) -> int:
+        """How many peers spoke our protocol, and then did not prove that they have a key."""
 
     @abstractmethod
-    async def accept(self) -> Channel:
-        """Wait for the next peer. One task at a time.
+    async def accept_visitor(self) -> Visitor:
+        """Wait for the next peer that proves itself. One task at a time.
 
-        The channel may be used at once. Its peer may go before its first message; that is reported as any loss.
         Peers are answered only while a task waits here: nothing happens in the background.
 
         Cancellation:
-            A cancelled accept has taken no peer; whoever was dialing is served by the next call.
+            A cancelled call has taken no peer; whoever was dialing is served by the next call.
 
         Raises:
             trio.ClosedResourceError: the listener was closed, before or while waiting.
             OSError: the process has too many files open. A later call may succeed; repeating it at once is no use.
         """
 
+    async def accept(self) -> Channel:
+        """Wait for the next peer and let it in. As `accept_visitor`, also in its errors.
+
+        The channel may be used at once. Its peer may go before its first message; that is reported as any loss.
+        """
+        return (await self.accept_visitor()).open()
+
+    @abstractmethod
+    def adopt(self, connection: socket.socket) -> None:
+        """Treat a connection, of `open_tunnel`, as one that somebody has dialed. Takes ownership of it.
+
+        Raises:
+            trio.ClosedResourceError: the listener was closed; so is the connection now.
+            RuntimeError: this listener has no sockets (`memory`).
+        """
+
     @abstractmethod
     def close(self) -> None:
-        """Stop listening, and free the address. Never blocks, may be called twice. Accepted channels live on."""
+        """Stop listening, and free the address. Never blocks, may be called twice.
+
+        Accepted channels and visitors live on.
+        """
 
     def __enter__(self) -> Self:
         return self

@@ -1,24 +1,31 @@
-"""Listening and dialing for `ipc://` and `tcp://`: plain sockets, then an `NngChannel` once both have greeted."""
+"""Listening and dialing for `ipc://` and `tcp://`: plain sockets and a handshake, then an `NngChannel` over them."""
 
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import trio
 
-from asyncparl.transport.addresses import IpcAddress, TcpAddress
-from asyncparl.transport.base import Channel, Listener
-from asyncparl.transport.greeting import Reception, greet_listener
+from asyncparl.errors import AuthenticationError
+from asyncparl.transport.addresses import IpcAddress, TcpAddress, parse_dialable
+from asyncparl.transport.base import DEFAULT_MAX_MESSAGE_BYTES, Channel, Listener, Visitor
+from asyncparl.transport.credentials import Admission, Credentials, KeyRing, Tunnel, check_dialing
+from asyncparl.transport.greeting import Guest, Reception, greet_listener, send
+from asyncparl.transport.handshake import COME_IN, NONCE_BYTES, DialerHandshake, UntrustedPeer, pack_refusal
 from asyncparl.transport.nng import NngChannel, library
-from asyncparl.transport.sockets import SocketFile, bind, connect
+from asyncparl.transport.sockets import SocketFile, allow_stalls, bind, connect
+from asyncparl.transport.tls import TlsPump
 
 
 class SocketListener(Listener):
-    """A plain listening socket; every connection that greets properly becomes a channel of its own."""
+    """A plain listening socket; every connection whose peer proves itself becomes a channel of its own."""
 
-    def __init__(self, address: IpcAddress | TcpAddress, *, max_message_bytes: int) -> None:
+    def __init__(self, address: IpcAddress | TcpAddress, *, keys: KeyRing | None, max_message_bytes: int) -> None:
         self._closed = True  # nothing to close yet, should binding fail
         self._forked = False
         library.prepare()
@@ -26,17 +33,30 @@ class SocketListener(Listener):
         self._closed = False
         self.address = str(bound)
         self._file = SocketFile(bound.path) if isinstance(bound, IpcAddress) else None
-        self._max_message_bytes = max_message_bytes
-        self._reception = Reception(listening, max_message_bytes)
+        self._reception = Reception(listening, keys, max_message_bytes)
         library.add_user(self)
 
-    async def accept(self) -> Channel:
+    @property
+    def num_rejected(self) -> int:
+        return self._reception.num_rejected
+
+    async def accept_visitor(self) -> Visitor:
+        self._check_open()
+        return SocketVisitor(await self._reception.next_guest())
+
+    def adopt(self, connection: socket.socket) -> None:
+        try:
+            self._check_open()
+        except BaseException:
+            connection.close()
+            raise
+        self._reception.adopt(connection)
+
+    def _check_open(self) -> None:
         if self._forked:
             raise RuntimeError("this listener was opened before the process was forked")
         if self._closed:
             raise trio.ClosedResourceError("this listener was closed")
-        connection, peer_limit = await self._reception.next_guest()
-        return _open_channel(connection, self._max_message_bytes, peer_limit)
 
     def mark_forked(self) -> None:
         self._forked = True
@@ -54,32 +74,176 @@ class SocketListener(Listener):
             warnings.warn(f"unclosed listener {self.address}", ResourceWarning, source=self, stacklevel=1)
 
 
-def listen_socket(address: IpcAddress | TcpAddress, *, max_message_bytes: int) -> SocketListener:
+class SocketVisitor(Visitor):
+    """See `Visitor`. Owns the connection of a guest until it is decided what becomes of it."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.key_id = guest.hello.key_id
+        self.route = guest.hello.route
+        self.peer_host = guest.host
+        self.encrypted = guest.hello.encrypt
+        self._connection: socket.socket | None = guest.connection
+        self._admission = guest.admission
+
+    def open(self) -> Channel:
+        return open_admitted(self._decide(COME_IN), self._admission)
+
+    def refuse(self, reason: str) -> None:
+        self._decide(pack_refusal(reason)).close()
+
+    def hand_over(self) -> tuple[socket.socket, Admission]:
+        connection = self._decide(COME_IN)
+        try:
+            allow_stalls(connection)
+        except OSError:
+            pass  # it has been reset
+        return connection, self._admission
+
+    def _decide(self, verdict: bytes) -> socket.socket:
+        if self._connection is None:
+            raise trio.ClosedResourceError("it has been decided what becomes of this visitor")
+        connection, self._connection = self._connection, None
+        try:
+            send(connection, verdict)
+        except OSError:
+            pass  # the peer has gone; whoever uses the connection will see
+        return connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def listen_socket(
+    address: IpcAddress | TcpAddress, *, keys: KeyRing | None = None, max_message_bytes: int
+) -> SocketListener:
     """See `asyncparl.transport.listen`."""
-    return SocketListener(address, max_message_bytes=max_message_bytes)
+    return SocketListener(address, keys=keys, max_message_bytes=max_message_bytes)
 
 
-async def dial_socket(address: IpcAddress | TcpAddress, *, max_message_bytes: int, timeout_s: float) -> NngChannel:
+def open_admitted(connection: socket.socket, admission: Admission) -> Channel:
+    """See `asyncparl.transport.open_admitted`."""
+    try:
+        library.prepare()
+        connection.setblocking(False)
+        if not admission.encrypt:
+            return _open_plain(connection, admission)
+        return _open_encrypted(TlsPump.for_listener(connection, admission.session_key), admission)
+    except BaseException:
+        connection.close()
+        raise
+
+
+async def dial_socket(
+    address: IpcAddress | TcpAddress,
+    *,
+    credentials: Credentials | None,
+    route: str,
+    encrypt: bool,
+    tunnel: Tunnel | None,
+    max_message_bytes: int,
+    may_stall: bool,
+    timeout_s: float,
+) -> NngChannel:
     """See `asyncparl.transport.dial`."""
     library.prepare()
+    handshake = _new_handshake(credentials, route, encrypt=encrypt, max_message_bytes=max_message_bytes)
+    with _time_limit(timeout_s, address):
+        connection = await (connect(address) if tunnel is None else _reach_through(tunnel))
+        channel = await _greet_and_open(connection, handshake, str(address), may_stall=may_stall)
+        try:
+            if not await channel.wait_connected():
+                raise ConnectionAbortedError(errno.ECONNABORTED, f"the listener at {address} hung up at once")
+        except BaseException:
+            channel.close()
+            raise
+    return channel
+
+
+async def open_tunnel_socket(
+    address: IpcAddress | TcpAddress, *, credentials: Credentials, route: str, timeout_s: float
+) -> socket.socket:
+    """See `asyncparl.transport.open_tunnel`."""
+    with _time_limit(timeout_s, address):
+        return await _reach_through(Tunnel(str(address), credentials, route))
+
+
+async def _reach_through(tunnel: Tunnel) -> socket.socket:
+    """A connection with whatever is at the other end of the tunnel, where the handshake happens once more."""
+    handshake = _new_handshake(
+        tunnel.credentials, tunnel.route, encrypt=False, max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES
+    )
+    connection = await connect(parse_dialable(tunnel.address))
+    try:
+        await greet_listener(connection, handshake, tunnel.address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _new_handshake(
+    credentials: Credentials | None, route: str, *, encrypt: bool, max_message_bytes: int
+) -> DialerHandshake:
+    check_dialing(credentials, route)
+    return DialerHandshake(
+        credentials,
+        max_message_bytes=max_message_bytes,
+        encrypt=encrypt,
+        route=route,
+        nonce=secrets.token_bytes(NONCE_BYTES),
+    )
+
+
+async def _greet_and_open(
+    connection: socket.socket, handshake: DialerHandshake, address: str, *, may_stall: bool
+) -> NngChannel:
+    """A channel that NNG may still be setting up. Takes ownership of the connection."""
+    try:
+        if may_stall:
+            allow_stalls(connection)
+        admission = await greet_listener(connection, handshake, address)
+        if not admission.encrypt:
+            return _open_plain(connection, admission)
+        pump = TlsPump.for_dialer(connection, admission.session_key)
+        await pump.shake_hands()
+        return _open_encrypted(pump, admission)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, UntrustedPeer):
+            raise AuthenticationError(f"the listener at {address} {error}") from None
+        if isinstance(error, trio.BrokenResourceError):
+            text = f"the encryption with the listener at {address} could not be set up"
+            raise ConnectionAbortedError(errno.ECONNABORTED, text) from error
+        raise
+
+
+@contextmanager
+def _time_limit(timeout_s: float, address: IpcAddress | TcpAddress) -> Iterator[None]:
     try:
         with trio.fail_after(timeout_s):
-            connection = await connect(address)
-            with connection:
-                peer_limit = await greet_listener(connection, max_message_bytes)
-                channel = _open_channel(connection, max_message_bytes, peer_limit)
-            try:
-                if not await channel.wait_connected():
-                    raise ConnectionAbortedError(errno.ECONNABORTED, "the listener hung up at once")
-            except BaseException:
-                channel.close()
-                raise
-            return channel
+            yield
     except trio.TooSlowError:
         raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from {address}") from None
 
 
-def _open_channel(connection: socket.socket, max_message_bytes: int, peer_limit: int) -> NngChannel:
+def _open_plain(connection: socket.socket, admission: Admission) -> NngChannel:
     return NngChannel(
-        connection, max_send_bytes=min(max_message_bytes, peer_limit), max_receive_bytes=max_message_bytes
+        connection, max_send_bytes=admission.max_send_bytes, max_receive_bytes=admission.max_receive_bytes
     )
+
+
+def _open_encrypted(pump: TlsPump, admission: Admission) -> NngChannel:
+    try:
+        channel = NngChannel(
+            pump.outlet,
+            max_send_bytes=admission.max_send_bytes,
+            max_receive_bytes=admission.max_receive_bytes,
+            on_close=pump.end_soon,
+        )
+    except BaseException:
+        pump.discard()
+        raise
+    pump.start()
+    return channel

@@ -1,114 +1,177 @@
-"""The greeting that both sides of a connection exchange before NNG gets it, and the reception of those who dial in.
+"""How both sides of a connection go through the handshake, and the reception of those who dial in.
 
-A connection starts with 16 bytes in each direction, the dialer's first: a magic number and the largest message that
-the sender of the greeting accepts. So a stranger's connection never reaches NNG, a dialer learns at once whether it
-reached the right kind of process, and too large a message fails where it is sent.
+What they say is in `handshake.py`. Nothing of it reaches NNG, and of a stranger nothing else does: a dialer learns at
+once whether it reached the right kind of process and the right cluster, and too large a message fails where it is sent.
 """
 
 from __future__ import annotations
 
 import errno
 import math
+import secrets
 import selectors
 import socket
-import struct
 from collections import deque
 from typing import NamedTuple
 
 import trio
 
-from asyncparl.transport.sockets import tune
+from asyncparl.errors import AuthenticationError
+from asyncparl.transport.credentials import KEY_BYTES, Admission, DialRefused, KeyRing
+from asyncparl.transport.handshake import (
+    COME_IN,
+    MAGIC_BYTES,
+    NONCE_BYTES,
+    REPLY_BYTES,
+    DialerHandshake,
+    HandshakeError,
+    Hello,
+    ListenerHandshake,
+    UntrustedPeer,
+    check_magic,
+    parse_reason,
+    parse_refusal_head,
+)
+from asyncparl.transport.sockets import peer_host, tune
 
-GREETING_TIMEOUT_S = 10.0
-MAX_UNGREETED = 256  # connections that have not greeted yet; the oldest gives way to the next
-
-_MAGIC = b"\x00aparl\x00\x01"  # the last byte is the version of what follows on the wire
-_GREETING = struct.Struct("!8sQ")
+GREETING_TIMEOUT_S = 10.0  # for all of it, however many steps it takes
+MAX_UNGREETED = 256  # connections that have not proved themselves yet; the oldest gives way to the next
 
 
-def pack_greeting(max_message_bytes: int) -> bytes:
-    return _GREETING.pack(_MAGIC, max_message_bytes)
-
-
-def parse_greeting(data: bytes | bytearray) -> int | None:
-    """The peer's message limit, or None if the peer speaks something else."""
-    magic, max_message_bytes = _GREETING.unpack(data)
-    return int(max_message_bytes) if magic == _MAGIC and max_message_bytes > 0 else None
-
-
-async def greet_listener(connection: socket.socket, max_message_bytes: int) -> int:
-    """The dialer's part. Returns the listener's message limit.
+async def greet_listener(connection: socket.socket, handshake: DialerHandshake, address: str) -> Admission:
+    """The dialer's part, until the listener says that we may come in. Returns what both have agreed on.
 
     Raises:
+        AuthenticationError: the listener does not have our key.
+        DialRefused: the listener has another reason.
         ConnectionAbortedError: the other side hung up, or is something else than one of our listeners.
     """
-    reading = _Greeting()
     try:
-        connection.send(pack_greeting(max_message_bytes))  # there is room for it in a fresh connection
-        while not reading.complete:
-            await trio.lowlevel.wait_readable(connection)
-            reading.read(connection)
+        send(connection, handshake.hello)
+        magic = await _receive_exactly(connection, MAGIC_BYTES)
+        check_magic(magic)
+        reply = magic + await _receive_exactly(connection, REPLY_BYTES - MAGIC_BYTES)
+        proof, admission = handshake.answer(reply)
+        send(connection, proof)
+        await _receive_verdict(connection)
+        return admission
+    except UntrustedPeer as error:
+        raise AuthenticationError(f"the listener at {address} {error}") from None
+    except HandshakeError:
+        raise _aborted(f"whatever listens at {address} does not speak this protocol") from None
+    except DialRefused:
+        raise
     except OSError as error:
-        raise ConnectionAbortedError(errno.ECONNABORTED, "the listener hung up before it answered") from error
-    if reading.limit is None:
-        raise ConnectionAbortedError(errno.ECONNABORTED, "whatever listens there does not speak this protocol")
-    return reading.limit
+        raise _aborted(f"the listener at {address} hung up before it let us in") from error
 
 
-class _Greeting:
-    """A greeting being read."""
+async def _receive_verdict(connection: socket.socket) -> None:
+    head = await _receive_exactly(connection, 1)
+    if head != COME_IN:
+        head += await _receive_exactly(connection, 1)
+        text = await _receive_exactly(connection, parse_refusal_head(head))
+        raise DialRefused(errno.ECONNREFUSED, parse_reason(text))
 
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self.drop_at = trio.current_time() + GREETING_TIMEOUT_S
 
-    def read(self, connection: socket.socket) -> None:
-        """Take what has arrived, and not a byte of what follows the greeting.
+async def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, and not one of what follows them."""
+    data = b""
+    while len(data) < count:
+        await trio.lowlevel.wait_readable(connection)
+        data += receive(connection, count - len(data))
+    return data
 
-        Raises:
-            OSError: the connection ended.
-        """
-        try:
-            data = connection.recv(_GREETING.size - len(self._data))
-        except BlockingIOError:
-            return
-        if not data:
-            raise ConnectionAbortedError(errno.ECONNABORTED, "closed")
-        self._data += data
 
-    @property
-    def complete(self) -> bool:
-        return len(self._data) == _GREETING.size
+def receive(connection: socket.socket, count: int) -> bytes:
+    """What has arrived, b"" if that is nothing yet.
 
-    @property
-    def limit(self) -> int | None:
-        return parse_greeting(self._data)
+    Raises:
+        OSError: the connection ended.
+    """
+    try:
+        data = connection.recv(count)
+    except BlockingIOError:
+        return b""
+    if not data:
+        raise _aborted("closed")
+    return data
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    """Send a few bytes, for which there is room in a fresh connection.
+
+    Raises:
+        OSError: the connection ended.
+    """
+    if connection.send(data) != len(data):
+        raise _aborted("no room for a greeting")
+
+
+def _aborted(text: str) -> ConnectionAbortedError:
+    return ConnectionAbortedError(errno.ECONNABORTED, text)
 
 
 class Guest(NamedTuple):
-    """A connection whose greeting has been read and answered."""
+    """A connection whose peer has proved itself, and waits for the verdict."""
 
     connection: socket.socket
-    max_message_bytes: int
+    host: str
+    hello: Hello
+    admission: Admission
+
+
+class _Stranger:
+    """Somebody who has not proved himself yet."""
+
+    def __init__(self, connection: socket.socket, keys: KeyRing | None, max_message_bytes: int) -> None:
+        self.connection = connection
+        self.host = peer_host(connection)
+        self.drop_at = trio.current_time() + GREETING_TIMEOUT_S
+        self.handshake = ListenerHandshake(
+            keys,
+            max_message_bytes,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            decoy=secrets.token_bytes(KEY_BYTES),
+        )
+
+    def listen_to(self) -> Guest | None:
+        """Take what has arrived, and answer it. Returns the guest once he has proved himself.
+
+        Raises:
+            OSError: the connection ended.
+            HandshakeError: he has no business here.
+        """
+        while self.handshake.admission is None:
+            data = receive(self.connection, self.handshake.num_wanted)
+            if not data:
+                return None
+            answer = self.handshake.receive(data)
+            if answer:
+                send(self.connection, answer)
+        assert self.handshake.hello is not None
+        return Guest(self.connection, self.host, self.handshake.hello, self.handshake.admission)
 
 
 class Reception:
-    """Takes connections from a listening socket and lets in those that greet properly. Owns the socket.
+    """Takes connections from a listening socket and lets in those that prove themselves. Owns the socket.
 
-    One selector watches the listening socket and the connections that have not greeted yet: a silent one delays
-    nobody, and waiting needs one file descriptor and no tasks.
+    One selector watches the listening socket and the connections of strangers: a silent one delays nobody, and waiting
+    needs one file descriptor and no tasks.
     """
 
-    def __init__(self, listening: socket.socket, max_message_bytes: int) -> None:
+    def __init__(self, listening: socket.socket, keys: KeyRing | None, max_message_bytes: int) -> None:
+        self.num_rejected = 0
         self._listening = listening
-        self._answer = pack_greeting(max_message_bytes)
-        self._ungreeted: dict[socket.socket, _Greeting] = {}  # oldest first
-        self._waiting: deque[Guest] = deque()  # greeted, not answered
+        self._keys = keys
+        self._max_message_bytes = max_message_bytes
+        self._strangers: dict[socket.socket, _Stranger] = {}  # oldest first
+        self._guests: deque[Guest] = deque()
+        self._waiting = trio.CancelScope()  # until a stranger has to go
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
 
     async def next_guest(self) -> Guest:
-        """Wait for a connection that greets. A cancelled wait has taken none.
+        """Wait for a connection whose peer proves itself. A cancelled wait has taken none.
 
         Raises:
             OSError: the system cannot take the connection now; it stays in the backlog.
@@ -117,77 +180,71 @@ class Reception:
         while True:
             self._drop_late()
             self._look()
-            while self._waiting:
-                guest = self._waiting.popleft()
-                if self._welcome(guest):
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                    return guest
-            with trio.move_on_at(self._next_drop()):
+            if self._guests:
+                guest = self._guests.popleft()
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return guest
+            with trio.move_on_at(self._next_drop()) as self._waiting:
                 await trio.lowlevel.wait_readable(self._selector.fileno())
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Treat a connection as if the listening socket had given it."""
+        try:
+            tune(connection)
+            stranger = _Stranger(connection, self._keys, self._max_message_bytes)
+        except OSError:  # it has been reset already
+            connection.close()
+            return
+        if len(self._strangers) >= MAX_UNGREETED:
+            self._drop(next(iter(self._strangers.values())))
+        self._strangers[connection] = stranger
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._waiting.deadline = self._next_drop()
 
     def _look(self) -> None:
         """Whatever can be done without waiting."""
         for key, _ in self._selector.select(0):
             if key.fileobj is self._listening:
                 self._take()
-            elif isinstance(key.fileobj, socket.socket):
-                self._listen_to(key.fileobj)
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._strangers:  # else dropped just now
+                self._listen_to(self._strangers[key.fileobj])
 
     def _take(self) -> None:
         try:
             connection, _ = self._listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
+        self.adopt(connection)
+
+    def _listen_to(self, stranger: _Stranger) -> None:
         try:
-            tune(connection)
-        except OSError:  # it has been reset already
-            connection.close()
+            guest = stranger.listen_to()
+        except (OSError, HandshakeError):
+            self._drop(stranger)
             return
-        if len(self._ungreeted) >= MAX_UNGREETED:
-            self._drop(next(iter(self._ungreeted)))
-        self._ungreeted[connection] = _Greeting()
-        self._selector.register(connection, selectors.EVENT_READ)
+        except BaseException:  # of the key ring
+            self._drop(stranger)
+            raise
+        if guest is not None:
+            self._forget(stranger)
+            self._guests.append(guest)
 
-    def _listen_to(self, connection: socket.socket) -> None:
-        greeting = self._ungreeted.get(connection)
-        if greeting is None:
-            return  # dropped a moment ago
-        try:
-            greeting.read(connection)
-        except OSError:
-            self._drop(connection)
-            return
-        if greeting.complete:
-            limit = greeting.limit
-            if limit is None:
-                self._drop(connection)
-            else:
-                self._forget(connection)
-                self._waiting.append(Guest(connection, limit))
+    def _forget(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger.connection]
+        self._selector.unregister(stranger.connection)
 
-    def _welcome(self, guest: Guest) -> bool:
-        try:
-            guest.connection.send(self._answer)  # there is room for it in a fresh connection
-        except OSError:
-            guest.connection.close()
-            return False
-        return True
-
-    def _forget(self, connection: socket.socket) -> None:
-        del self._ungreeted[connection]
-        self._selector.unregister(connection)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._forget(connection)
-        connection.close()
+    def _drop(self, stranger: _Stranger) -> None:
+        self.num_rejected += stranger.handshake.hello is not None
+        self._forget(stranger)
+        stranger.connection.close()
 
     def _drop_late(self) -> None:
         now = trio.current_time()
-        for connection in [c for c, greeting in self._ungreeted.items() if greeting.drop_at <= now]:
-            self._drop(connection)
+        for stranger in [stranger for stranger in self._strangers.values() if stranger.drop_at <= now]:
+            self._drop(stranger)
 
     def _next_drop(self) -> float:
-        return next(iter(self._ungreeted.values())).drop_at if self._ungreeted else math.inf
+        return next(iter(self._strangers.values())).drop_at if self._strangers else math.inf
 
     def close(self) -> None:
         """Hang up on everybody who has not been let in. Whoever waits for a guest gets `ClosedResourceError`."""
@@ -197,7 +254,7 @@ class Reception:
             pass  # outside of Trio, so that nobody waits
         self._selector.close()
         self._listening.close()
-        for connection in [*self._ungreeted, *(guest.connection for guest in self._waiting)]:
+        for connection in [*self._strangers, *(guest.connection for guest in self._guests)]:
             connection.close()
-        self._ungreeted.clear()
-        self._waiting.clear()
+        self._strangers.clear()
+        self._guests.clear()

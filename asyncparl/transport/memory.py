@@ -11,30 +11,34 @@ and reaches every new `MemoryLink` through `on_link`.
 from __future__ import annotations
 
 import errno
-import math
-import threading
+import hmac
+import socket
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable
 
 import trio
 
-from asyncparl.errors import MessageTooLarge
+from asyncparl.errors import AuthenticationError
 from asyncparl.transport.addresses import MemoryAddress
 from asyncparl.transport.base import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
     Channel,
-    ChannelStatistics,
     Listener,
-    Part,
+    Visitor,
 )
+from asyncparl.transport.credentials import (
+    Admission,
+    Credentials,
+    DialRefused,
+    KeyRing,
+    check_dialing,
+    cut_reason,
+    find_key,
+)
+from asyncparl.transport.memory_link import MemoryChannel, MemoryLink
 
 QUEUED_MESSAGES = 128
-
-
-def _no_delay() -> float:
-    return 0.0
 
 
 class MemoryNetwork:
@@ -52,21 +56,31 @@ class MemoryNetwork:
         self.on_link = on_link
         self._listeners: dict[str, MemoryListener] = {}
 
-    def listen(self, name: str, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> MemoryListener:
+    def listen(
+        self, name: str, *, keys: KeyRing | None = None, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    ) -> MemoryListener:
         """See `asyncparl.transport.listen`."""
         if name in self._listeners:
             raise OSError(errno.EADDRINUSE, f"somebody else listens at memory://{name}")
-        listener = self._listeners[name] = MemoryListener(self, name, max_message_bytes)
+        listener = self._listeners[name] = MemoryListener(self, name, keys, max_message_bytes)
         return listener
 
     async def dial(
-        self, name: str, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        name: str,
+        *,
+        credentials: Credentials | None = None,
+        route: str = "",
+        encrypt: bool = False,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> MemoryChannel:
-        """See `asyncparl.transport.dial`."""
+        """See `asyncparl.transport.dial`. Nothing is encrypted; the listener only hears that it should be."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        check_dialing(credentials, route)
         if name not in self._listeners:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at memory://{name}")
-        call = _Dialing(max_message_bytes)
+        call = _Dialing(credentials, route, encrypt, max_message_bytes)
         self._listeners[name].ring(call)
         try:
             with trio.fail_after(timeout_s):
@@ -75,9 +89,9 @@ class MemoryNetwork:
             raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from memory://{name}") from None
         finally:
             call.gone = True
-        if call.channel is None:
-            raise ConnectionAbortedError(errno.ECONNABORTED, "the listener hung up before it answered")
-        return call.channel
+        if isinstance(call.answer, Exception):
+            raise call.answer
+        return call.answer
 
     def forget(self, name: str) -> None:
         """The listener of that name has been closed."""
@@ -107,24 +121,34 @@ def default_network() -> MemoryNetwork:
 class _Dialing:
     """Somebody who waits for a listener to answer."""
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, credentials: Credentials | None, route: str, encrypt: bool, max_message_bytes: int) -> None:
+        self.key_id = "" if credentials is None else credentials.key_id
+        self.key = b"" if credentials is None else credentials.key
+        self.route = route
+        self.encrypt = encrypt
         self.max_message_bytes = max_message_bytes
         self.answered = trio.Event()
-        self.channel: MemoryChannel | None = None
+        self.answer: MemoryChannel | Exception = ConnectionAbortedError(
+            errno.ECONNABORTED, "the listener hung up before it answered"
+        )
         self.gone = False
 
-    def answer(self, channel: MemoryChannel | None) -> None:
-        self.channel = channel
+    def end(self, answer: MemoryChannel | Exception | None = None) -> None:
+        """Without an answer the listener has hung up."""
+        if answer is not None:
+            self.answer = answer
         self.answered.set()
 
 
 class MemoryListener(Listener):
     """See `Listener`. Made by `MemoryNetwork.listen`."""
 
-    def __init__(self, network: MemoryNetwork, name: str, max_message_bytes: int) -> None:
+    def __init__(self, network: MemoryNetwork, name: str, keys: KeyRing | None, max_message_bytes: int) -> None:
         self.address = str(MemoryAddress(name))
         self._network = network
         self._name = name
+        self._keys = keys
+        self._num_rejected = 0
         self._max_message_bytes = max_message_bytes
         self._calls: deque[_Dialing] = deque()
         self._rung = trio.Event()
@@ -136,7 +160,11 @@ class MemoryListener(Listener):
         self._calls.append(call)
         self._rung.set()
 
-    async def accept(self) -> Channel:
+    @property
+    def num_rejected(self) -> int:
+        return self._num_rejected
+
+    async def accept_visitor(self) -> Visitor:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._accepting:
             raise trio.BusyResourceError("another task is accepting already")
@@ -147,15 +175,29 @@ class MemoryListener(Listener):
                     raise trio.ClosedResourceError("this listener was closed")
                 while self._calls:
                     call = self._calls.popleft()
-                    if not call.gone:
-                        link = self._network.new_link(call.max_message_bytes, self._max_message_bytes)
-                        call.answer(link.dialer)
+                    if not call.gone and self._trusts(call):
                         await trio.lowlevel.cancel_shielded_checkpoint()
-                        return link.acceptor
+                        return MemoryVisitor(self._network, call, self._max_message_bytes)
                 self._rung = trio.Event()
                 await self._rung.wait()
         finally:
             self._accepting = False
+
+    def _trusts(self, call: _Dialing) -> bool:
+        try:
+            key = find_key(self._keys, call.key_id)
+        except BaseException:
+            call.end()
+            raise
+        if key is not None and hmac.compare_digest(key, call.key):
+            return True
+        self._num_rejected += 1
+        call.end(AuthenticationError(f"the listener at {self.address} does not have the same key"))
+        return False
+
+    def adopt(self, connection: socket.socket) -> None:
+        connection.close()
+        raise RuntimeError(f"{self.address} has no sockets")
 
     def close(self) -> None:
         if self._closed:
@@ -163,231 +205,44 @@ class MemoryListener(Listener):
         self._closed = True
         self._network.forget(self._name)
         for call in self._calls:
-            call.answer(None)
+            call.end()
         self._calls.clear()
         self._rung.set()
 
 
-class MemoryLink:
-    """Both directions of one connection, and the knobs to disturb it. Every knob may be turned at any time.
+class MemoryVisitor(Visitor):
+    """See `Visitor`."""
 
-    Attributes:
-        dialer: the channel of the side that dialed.
-        acceptor: the channel of the side that accepted.
-        delay_s: called for each message, returns how long it is under way. A message is never due before the one
-            that was sent before it, so that links reorder against each other but never within themselves.
-        lossy_close: whether closing a channel loses what is still under way, as it may on a real network.
-    """
+    def __init__(self, network: MemoryNetwork, call: _Dialing, max_message_bytes: int) -> None:
+        self.key_id = call.key_id
+        self.route = call.route
+        self.peer_host = ""
+        self.encrypted = call.encrypt
+        self._network = network
+        self._call: _Dialing | None = call
+        self._max_message_bytes = max_message_bytes
 
-    def __init__(self, queued_messages: int, max_message_bytes: int) -> None:
-        self.delay_s: Callable[[], float] = _no_delay
-        self.lossy_close = False
-        there, back = _Direction(queued_messages), _Direction(queued_messages)
-        self.dialer = MemoryChannel(self, there, back, max_message_bytes)
-        self.acceptor = MemoryChannel(self, back, there, max_message_bytes)
-        self._directions = (there, back)
+    def open(self) -> Channel:
+        call = self._decide()
+        link = self._network.new_link(call.max_message_bytes, self._max_message_bytes)
+        if call.gone:
+            link.dialer.close()
+        else:
+            call.end(link.dialer)
+        return link.acceptor
 
-    def cut(self) -> None:
-        """Break the link: what is under way is lost, and both sides notice at once."""
-        for direction in self._directions:
-            direction.lose_under_way()
-            direction.end(0.0)
-        self._wake()
+    def refuse(self, reason: str) -> None:
+        self._decide().end(DialRefused(errno.ECONNREFUSED, cut_reason(reason)))
 
-    def half_close(self, channel: MemoryChannel) -> None:
-        """Only `channel` loses its peer. The other side notices nothing, and what it sends gets lost."""
-        channel.incoming.lose_under_way()
-        channel.incoming.swallow()
-        channel.incoming.end(0.0)
-        self._wake()
+    def hand_over(self) -> tuple[socket.socket, Admission]:
+        raise RuntimeError("a visitor of memory:// has no socket")
 
-    def drop(self) -> None:
-        """Turn the link into a black hole: what is under way or sent later gets lost, and nobody notices."""
-        for direction in self._directions:
-            direction.lose_under_way()
-            direction.swallow()
-        self._wake()
-
-    def close(self, channel: MemoryChannel) -> None:
-        """`channel` has been closed by its owner; the other side learns it after what is under way."""
-        if self.lossy_close:
-            channel.outgoing.lose_under_way()
-        channel.outgoing.end(self.delay_s())
-        channel.incoming.swallow()
-        self._wake()
-
-    def _wake(self) -> None:
-        """Whoever waits on either side looks again."""
-        for direction in self._directions:
-            direction.wake()
-
-
-class _Direction:
-    """The messages from one channel to the other. Its lock makes sending from other threads safe."""
-
-    def __init__(self, queued_messages: int) -> None:
-        self._capacity = queued_messages
-        self._lock = threading.Lock()
-        self._messages: deque[tuple[float, bytearray]] = deque()  # with the time when it is due
-        self._last_due = -math.inf
-        self._swallows = False
-        self._clock = trio.lowlevel.current_clock()
-        self._token = trio.lowlevel.current_trio_token()
-        self._thread = threading.get_ident()
-        self._changed = trio.Event()
-        self.ended_at = math.inf  # when the receiving side learns that nothing more will come
-
-    def now(self) -> float:
-        return self._clock.current_time()  # not trio.current_time(), which works on the loop's thread only
-
-    def put(self, message: bytearray, delay_s: float) -> bool:
-        """Whether there was room for it."""
-        with self._lock:
-            if self._swallows:
-                return True
-            if len(self._messages) >= self._capacity:
-                return False
-            self._last_due = max(self._last_due, self.now() + delay_s)
-            self._messages.append((self._last_due, message))
-        self._announce()
-        return True
-
-    def get(self) -> bytearray | None:
-        with self._lock:
-            if not self._messages or self._messages[0][0] > self.now():
-                return None
-            _, message = self._messages.popleft()
-        self._announce()
-        return message
-
-    def has_room(self) -> bool:
-        return self._swallows or len(self._messages) < self._capacity
-
-    def next_due(self) -> float:
-        """When there may be something to get, or to learn."""
-        with self._lock:
-            return self._messages[0][0] if self._messages else self.ended_at
-
-    def lose_under_way(self) -> None:
-        with self._lock:
-            now = self.now()
-            self._messages = deque(entry for entry in self._messages if entry[0] <= now)
-            self._last_due = min(self._last_due, now)
-
-    def swallow(self) -> None:
-        """From now on messages vanish."""
-        self._swallows = True
-
-    def end(self, delay_s: float) -> None:
-        """Nothing more will come; the receiving side learns it after everything that is under way."""
-        self.ended_at = min(self.ended_at, max(self._last_due, self.now() + delay_s))
-
-    def has_ended(self) -> bool:
-        return self.ended_at <= self.now()
-
-    def _announce(self) -> None:
-        if threading.get_ident() == self._thread:
-            self.wake()
-            return
-        try:
-            self._token.run_sync_soon(self.wake)
-        except trio.RunFinishedError:
-            pass  # nobody waits any more
-
-    def wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def wait_for_change(self, until: float) -> None:
-        with trio.move_on_at(until):
-            await self._changed.wait()
-
-
-class MemoryChannel(Channel):
-    """See `Channel`. One end of a `MemoryLink`."""
-
-    def __init__(self, link: MemoryLink, outgoing: _Direction, incoming: _Direction, max_message_bytes: int) -> None:
-        self.link = link
-        self.max_message_bytes = max_message_bytes
-        self.incoming = incoming
-        self.outgoing = outgoing
-        self._closed = False
-        self._broken = False
-        self._receiving = False
-        self._num_sent = self._sent_bytes = self._num_received = self._received_bytes = 0
-
-    def send_nowait(self, parts: Sequence[Part]) -> None:
-        self._check_sendable()
-        message = bytearray().join(parts)
-        if len(message) > self.max_message_bytes:
-            raise MessageTooLarge(
-                f"message of {len(message)} bytes; the limit of this channel is {self.max_message_bytes}"
-            )
-        if not self.outgoing.put(message, self.link.delay_s()):
-            raise trio.WouldBlock
-        self._num_sent += 1
-        self._sent_bytes += len(message)
-
-    async def wait_sendable(self) -> None:
-        await trio.lowlevel.checkpoint()
-        while True:
-            self._check_sendable()
-            if self.outgoing.has_room():
-                return
-            await self.outgoing.wait_for_change(self.incoming.ended_at)
-
-    def _check_sendable(self) -> None:
-        if self._closed or self._broken or self.incoming.has_ended():
-            self._refuse()
-
-    def receive_nowait(self) -> memoryview:
-        if self._closed or self._broken:
-            self._refuse()
-        message = self.incoming.get()
-        if message is None:
-            if not self.incoming.has_ended():
-                raise trio.WouldBlock
-            self._broken = True
-            self._refuse()
-        self._num_received += 1
-        self._received_bytes += len(message)
-        return memoryview(message)
-
-    async def receive(self) -> memoryview:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving already")
-        self._receiving = True
-        try:
-            waited = False
-            while True:
-                try:
-                    view = self.receive_nowait()
-                except trio.WouldBlock:
-                    await self.incoming.wait_for_change(self.incoming.next_due())
-                    waited = True
-                else:
-                    break
-            if not waited:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-            return view
-        finally:
-            self._receiving = False
-
-    def _refuse(self) -> NoReturn:
-        if self._closed:
-            raise trio.ClosedResourceError("this channel was closed")
-        raise trio.BrokenResourceError("the peer of this channel is gone")
+    def _decide(self) -> _Dialing:
+        if self._call is None:
+            raise trio.ClosedResourceError("it has been decided what becomes of this visitor")
+        call, self._call = self._call, None
+        return call
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.link.close(self)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def statistics(self) -> ChannelStatistics:
-        return ChannelStatistics(self._num_sent, self._sent_bytes, self._num_received, self._received_bytes)
+        if self._call is not None:
+            self._decide().end()

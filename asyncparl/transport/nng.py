@@ -153,9 +153,19 @@ def _open_pair(
 
 
 class NngChannel(Channel):
-    """One end of a connection whose greetings have been exchanged. Takes ownership of `connection`."""
+    """One end of a connection whose handshake is done. Takes ownership of `connection`.
 
-    def __init__(self, connection: socket.socket, *, max_send_bytes: int, max_receive_bytes: int) -> None:
+    `on_close` is called on the loop, when this side closes the channel: for what carries the connection further.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        max_send_bytes: int,
+        max_receive_bytes: int,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._closed = True  # until there is something to close
         self._forked = False
         self.max_message_bytes = max_send_bytes
@@ -168,6 +178,7 @@ class NngChannel(Channel):
         self._send_fd: int | None = None
         self._num_sent = self._sent_bytes = self._num_received = self._received_bytes = 0
         self._out = ffi.new(_MESSAGE_OUT)
+        self._on_close = on_close
         self._connection = Connection(connection)  # now, because NNG may have closed it by the time it was handed over
         try:
             self._pair = _open_pair(connection.fileno(), max_receive_bytes, self._on_pipe_added, self._on_pipe_removed)
@@ -340,8 +351,9 @@ class NngChannel(Channel):
             return
         try:
             self._wake_waiters()
+            self._on_close()
         except RuntimeError:
-            pass  # outside of Trio, so that nobody waits
+            pass  # outside of Trio, so that nobody waits, and nothing is carried any more
         self._closed = True
         library.closer.end(self._connection, self._pair, linger=not self._lost)
 
@@ -349,8 +361,7 @@ class NngChannel(Channel):
         if self._closed or self._forked:
             return
         # Not from here, but from the loop: garbage may be collected on a thread of NNG, or while some lock is held.
-        end = partial(library.closer.end, self._connection, self._pair, linger=True)
-        if not self._call_soon(end):
+        if not self._call_soon(partial(_end_forgotten, self._connection, self._pair, self._on_close)):
             library.keep(self._pair)
         warnings.warn(f"unclosed channel {self!r}", ResourceWarning, source=self, stacklevel=1)
 
@@ -360,6 +371,11 @@ class NngChannel(Channel):
 
     def statistics(self) -> ChannelStatistics:
         return ChannelStatistics(self._num_sent, self._sent_bytes, self._num_received, self._received_bytes)
+
+
+def _end_forgotten(connection: Connection, pair: _PairSocket, on_close: Callable[[], None]) -> None:
+    on_close()
+    library.closer.end(connection, pair, linger=True)
 
 
 def _is_readable(fd: int) -> bool:

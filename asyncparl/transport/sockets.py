@@ -14,37 +14,37 @@ from asyncparl.transport.addresses import IpcAddress, TcpAddress
 _BACKLOG = 1024
 _FULL_BACKLOG_RETRY_S = 0.005
 
-# A machine that vanishes sends no goodbye. The kernel notices after about IDLE + INTERVAL * COUNT seconds.
-_KEEPALIVE_IDLE_S = 10
-_KEEPALIVE_INTERVAL_S = 5
-_KEEPALIVE_COUNT = 3
+# A machine that vanishes sends no goodbye. An idle connection to it ends after IDLE + INTERVAL * COUNT = 15 seconds,
+# one with something under way when nothing of it was acknowledged for as long.
+_KEEPALIVE_IDLE_S = 5
+_KEEPALIVE_INTERVAL_S = 2
+_KEEPALIVE_COUNT = 5
+_USER_TIMEOUT_MS = 15_000
 
 
 async def connect(address: IpcAddress | TcpAddress) -> socket.socket:
-    """A connected, non-blocking socket. Every address of a host name is tried, in the system's order.
+    """A connected, non-blocking socket.
+
+    Of a host name's addresses each gets its turn when the one before it has failed, or hangs for a quarter of a second.
 
     Raises:
         OSError: the error of the last attempt.
     """
     if isinstance(address, IpcAddress):
         return await _connect_ipc(address.path)
-    targets = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    failure: OSError | None = None
-    for family, kind, protocol, _, target in targets:
-        attempt = trio.socket.socket(family, kind, protocol)
-        try:
-            await attempt.connect(target)
-        except OSError as error:
-            attempt.close()
-            failure = error
-        except BaseException:
-            attempt.close()
-            raise
-        else:
-            connection = socket.socket(fileno=attempt.detach())
-            tune(connection)
-            return connection
-    raise failure or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL), str(address))
+    try:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+    except OSError as error:
+        if isinstance(error.__cause__, ExceptionGroup):  # Trio's error for all attempts has no number
+            raise error.__cause__.exceptions[-1] from None
+        raise
+    connection = socket.socket(fileno=stream.socket.detach())
+    try:
+        tune(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 async def _connect_ipc(path: str) -> socket.socket:
@@ -70,18 +70,35 @@ def bind(address: IpcAddress | TcpAddress) -> tuple[socket.socket, IpcAddress | 
     """
     if isinstance(address, IpcAddress):
         return _bind_ipc(address.path), address
-    targets = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    in_use: OSError | None = None
+    for port in address.ports:
+        try:
+            listening = _bind_tcp(address.host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            in_use = error
+        else:
+            return listening, TcpAddress(address.host, listening.getsockname()[1])
+    assert in_use is not None
+    raise OSError(in_use.errno, in_use.strerror, str(address))
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    targets = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, target = targets[0]
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::" and socket.has_dualstack_ipv6():
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.setblocking(False)
         listening.bind(target)
         listening.listen(_BACKLOG)
     except BaseException:
         listening.close()
         raise
-    return listening, TcpAddress(address.host, listening.getsockname()[1])
+    return listening
 
 
 def _bind_ipc(path: str) -> socket.socket:
@@ -123,9 +140,33 @@ def tune(connection: socket.socket) -> None:
         ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
         ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
+        ("TCP_NOTSENT_LOWAT", 0),  # the system's own: Trio's streams set it too low for bulk data
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def allow_stalls(connection: socket.socket) -> None:
+    """Never give up on a peer that is there but reads nothing, which `TCP_USER_TIMEOUT` takes for a lost one.
+
+    Linux counts the time during which the peer's window is closed, too. The price: where something is under way to a
+    machine that vanished, the system notices only after a quarter of an hour.
+    """
+    if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+
+
+def peer_host(connection: socket.socket) -> str:
+    """The peer's IP address in numbers, or "" for a Unix socket.
+
+    Raises:
+        OSError: the connection has been reset already.
+    """
+    if connection.family == socket.AF_UNIX:
+        return ""
+    host = str(connection.getpeername()[0])
+    return host.removeprefix("::ffff:") if "." in host else host  # IPv4 that arrived at a socket for both
 
 
 class SocketFile:

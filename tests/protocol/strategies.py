@@ -7,14 +7,14 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from asyncparl.protocol.messages import ErrorReport, Message
+from asyncparl.protocol.messages import Message
 from asyncparl.protocol.values import Encoded, decode_value, encode_value
 
 few = settings(max_examples=60)
@@ -28,18 +28,32 @@ _field_values: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
     str: _texts,
-    int | None: st.none() | st.integers(-(2**63), 2**64 - 1),
-    list[str]: st.lists(_texts, max_size=3),
+    bytes: st.binary(max_size=20),
+    type(None): st.none(),
 }
+
+
+def _values_of(kind: Any) -> st.SearchStrategy[Any]:
+    if kind in _field_values:
+        return _field_values[kind]
+    arguments = get_args(kind)
+    if get_origin(kind) is list:
+        return st.lists(_values_of(arguments[0]), max_size=2)
+    if get_origin(kind) is dict:
+        return st.dictionaries(_values_of(arguments[0]), _values_of(arguments[1]), max_size=2)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(arguments)
+    if arguments:
+        return st.one_of([_values_of(argument) for argument in arguments])
+    return instances_of(kind)
 
 
 def instances_of(struct_type: type[Any]) -> st.SearchStrategy[Any]:
     """Any instance of a struct, every field given."""
     fields = msgspec.structs.fields(struct_type)
-    return st.builds(struct_type, **{field.name: _field_values[field.type] for field in fields})
+    return st.builds(struct_type, **{field.name: _values_of(field.type) for field in fields})
 
 
-_field_values[ErrorReport] = instances_of(ErrorReport)
 messages: st.SearchStrategy[Message] = st.one_of([instances_of(kind) for kind in get_args(Message)])
 
 # --- values -----------------------------------------------------------------------------------------------------

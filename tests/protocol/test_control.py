@@ -14,7 +14,7 @@ from asyncparl.errors import ProtocolError
 from asyncparl.protocol.control import (
     ActorOutput,
     ActorStarted,
-    NodeEvent,
+    Answer,
     Request,
     ShutDown,
     StartActor,
@@ -23,11 +23,12 @@ from asyncparl.protocol.control import (
     decode_request,
     encode_control,
 )
+from asyncparl.protocol.tickets import SignedLease
 from asyncparl.protocol.values import NOTHING, encode_value
 from tests.protocol.strategies import few, instances_of, many, peak_memory
 
 requests = st.one_of([instances_of(kind) for kind in get_args(Request)])
-answers = st.one_of([instances_of(kind) for kind in (ActorStarted, *get_args(NodeEvent))])
+answers = st.one_of([instances_of(kind) for kind in get_args(Answer)])
 
 Decode = Callable[[bytes], Any]
 decoders = pytest.mark.parametrize("decode", [decode_request, decode_answer])
@@ -82,13 +83,13 @@ def test_a_field_with_a_default_may_be_absent() -> None:
     ],
 )
 def test_what_is_no_control_message_is_refused(payload: bytes, decode: Decode) -> None:
-    with pytest.raises(ProtocolError, match=r"^not (a request to|the answer of) a node: "):
+    with pytest.raises(ProtocolError, match=r"^not (a request to|the answer of) a node or a master: "):
         decode(payload)
 
 
 def test_a_request_is_no_answer_and_the_other_way_round() -> None:
     with pytest.raises(ProtocolError, match="StartActor"):
-        decode_answer(encode_control(StartActor("a", "Simulator#1", 1.0)).payload)
+        decode_answer(encode_control(StartActor("a", "Simulator#1", SignedLease(b"l", b"s"))).payload)
     with pytest.raises(ProtocolError, match="ActorStarted"):
         decode_request(encode_control(ActorStarted("ipc:///a", 1)).payload)
 

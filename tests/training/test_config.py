@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from asyncparl.training import ConfigError, TrainingConfig, config, machine
+from asyncparl import machine
+from asyncparl.training import ConfigError, TrainingConfig, config
 from asyncparl.training.environments import EnvironmentOptions
 
 WRONG = [
@@ -124,5 +125,5 @@ def test_the_quota_of_a_container_counts(
     text: str, num_cpus: int | None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text(text)
-    monkeypatch.setattr(machine, "_CGROUP_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr(machine, "_CGROUP_CPUS", tmp_path / "cpu.max")
     assert machine._cgroup_cpus() == num_cpus

@@ -1,4 +1,4 @@
-"""Other processes for the tests to talk to. Run as a script: `python peers.py BEHAVIOUR ADDRESS`."""
+"""Other processes for the tests to talk to. Run as a script: `python peers.py BEHAVIOUR ADDRESS [tls]`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from asyncparl.transport import Channel, dial
 
 
 @asynccontextmanager
-async def peer_process(behaviour: str, address: str) -> AsyncIterator[trio.Process]:
+async def peer_process(behaviour: str, address: str, *, encrypt: bool = False) -> AsyncIterator[trio.Process]:
     """A process that dials `address`; killed at the end of the block if it still runs."""
-    process = await trio.lowlevel.open_process([sys.executable, __file__, behaviour, address])
+    process = await trio.lowlevel.open_process([sys.executable, __file__, behaviour, address, *["tls"] * encrypt])
     try:
         yield process
     finally:
@@ -50,9 +50,9 @@ BEHAVIOURS: dict[str, Callable[[Channel], Awaitable[None]]] = {
 }
 
 
-async def _main(behaviour: str, address: str) -> None:
-    await BEHAVIOURS[behaviour](await dial(address))
+async def _main(behaviour: str, address: str, *options: str) -> None:
+    await BEHAVIOURS[behaviour](await dial(address, encrypt="tls" in options))
 
 
 if __name__ == "__main__":
-    trio.run(_main, sys.argv[1], sys.argv[2])
+    trio.run(_main, *sys.argv[1:])

@@ -14,6 +14,11 @@ from asyncparl.transport.addresses import IpcAddress, MemoryAddress, TcpAddress,
         ("ipc:///" + 106 * "x", IpcAddress("/" + 106 * "x")),
         ("tcp://localhost:8010", TcpAddress("localhost", 8010)),
         ("tcp://127.0.0.1:0", TcpAddress("127.0.0.1", 0)),
+        ("tcp://0.0.0.0:8010", TcpAddress("0.0.0.0", 8010)),
+        ("tcp://[::]:8010", TcpAddress("::", 8010)),
+        ("tcp://[fe80::1%eth0]:8010", TcpAddress("fe80::1%eth0", 8010)),
+        ("tcp://host:8100-8199", TcpAddress("host", 8100, 8199)),
+        ("tcp://[::]:8100-8100", TcpAddress("::", 8100, 8100)),
         ("tcp://[::1]:65535", TcpAddress("::1", 65535)),
         ("memory://anything at all", MemoryAddress("anything at all")),
     ],
@@ -41,6 +46,12 @@ def test_an_address_is_read_and_printed_alike(text: str, expected: object) -> No
         ("tcp://localhost:-1", "without a port"),
         ("tcp://localhost:65536", "without a port"),
         ("tcp://localhost:8010/", "without a port"),
+        ("tcp://localhost:8010-", "without a port"),
+        ("tcp://localhost:8010-x", "without a port"),
+        ("tcp://localhost:8010-8020-8030", "without a port"),
+        ("tcp://localhost:8010-65536", "without a port"),
+        ("tcp://localhost:8010-8009", "empty range"),
+        ("tcp://localhost:0-8009", "starts at 0"),
         ("tcp://localhost:٣", "without a port"),
         ("tcp://:8010", "valid host"),
         ("tcp://[]:8010", "valid host"),
@@ -62,3 +73,8 @@ async def test_what_is_not_an_address_is_a_value_error_that_shows_it(text: str, 
 async def test_port_zero_cannot_be_dialed() -> None:
     with pytest.raises(ValueError, match="port 0"):
         await dial("tcp://127.0.0.1:0")
+
+
+async def test_a_range_of_ports_cannot_be_dialed() -> None:
+    with pytest.raises(ValueError, match="range of ports"):
+        await dial("tcp://127.0.0.1:8100-8199")

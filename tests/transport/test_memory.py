@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
 
-from asyncparl.transport import dial, listen
+from asyncparl.errors import AuthenticationError
+from asyncparl.transport import DialRefused, dial, listen
 from asyncparl.transport.base import Channel
-from asyncparl.transport.memory import MemoryLink, MemoryNetwork
+from asyncparl.transport.memory import MemoryNetwork
+from asyncparl.transport.memory_link import MemoryLink
+from tests.transport.members import MEMBER, WRONG_KEY, keys
 
 
 async def _link(network: MemoryNetwork) -> MemoryLink:
@@ -160,7 +164,7 @@ async def test_only_one_side_notices_a_half_closed_link(side: str, autojump_cloc
     bereaved.send_nowait([b"still arrives"])
     async with trio.open_nursery() as nursery:
         for call in (bereaved.receive, bereaved.wait_sendable):
-            nursery.start_soon(_expect_broken, call)
+            nursery.start_soon(_expect_error, trio.BrokenResourceError, call)
         await trio.testing.wait_all_tasks_blocked()
         link.half_close(bereaved)
     for _ in range(10):
@@ -169,11 +173,6 @@ async def test_only_one_side_notices_a_half_closed_link(side: str, autojump_cloc
     with trio.move_on_after(1000) as scope:
         await unaware.receive()
     assert scope.cancelled_caught
-
-
-async def _expect_broken(call: Callable[[], Awaitable[object]]) -> None:
-    with pytest.raises(trio.BrokenResourceError):
-        await call()
 
 
 async def test_nobody_notices_a_dropped_link(autojump_clock: trio.testing.MockClock) -> None:
@@ -216,6 +215,43 @@ async def test_a_dial_times_out_on_the_clock_of_the_program(autojump_clock: trio
         with trio.move_on_after(1) as scope:
             await listener.accept()
         assert scope.cancelled_caught
+
+
+async def test_keys_routes_and_refusals_need_no_real_time(autojump_clock: trio.testing.MockClock) -> None:
+    network = MemoryNetwork()
+    with network.listen("here", keys=keys) as listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                _expect_error, AuthenticationError, partial(network.dial, "here", credentials=WRONG_KEY, timeout_s=60)
+            )
+            dial_here = partial(network.dial, "here", credentials=MEMBER, route="actor", encrypt=True, timeout_s=9)
+            nursery.start_soon(_expect_error, DialRefused, dial_here)
+            visitor = await listener.accept_visitor()
+            assert (visitor.key_id, visitor.route, visitor.encrypted) == (MEMBER.key_id, "actor", True)
+            await trio.sleep(8)
+            visitor.refuse("no such actor")
+            with trio.move_on_after(1) as scope:
+                await listener.accept_visitor()
+            assert scope.cancelled_caught
+        assert listener.num_rejected == 1
+
+
+async def test_a_key_ring_that_fails_fails_its_owner_and_the_dialer(autojump_clock: trio.testing.MockClock) -> None:
+    def find(key_id: str) -> bytes | None:
+        raise KeyError(key_id)
+
+    network = MemoryNetwork()
+    with network.listen("here", keys=find) as listener:
+        async with trio.open_nursery() as nursery:
+            dial_here = partial(network.dial, "here", credentials=MEMBER)
+            nursery.start_soon(_expect_error, ConnectionAbortedError, dial_here)
+            with pytest.raises(KeyError):
+                await listener.accept_visitor()
+
+
+async def _expect_error(kind: type[Exception], call: Callable[[], Awaitable[object]]) -> None:
+    with pytest.raises(kind):
+        await call()
 
 
 async def test_networks_are_separate_and_names_are_unique() -> None:

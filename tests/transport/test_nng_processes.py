@@ -14,14 +14,18 @@ from asyncparl.transport import Channel, listen
 from tests.transport.addresses import FRESH_ADDRESS
 from tests.transport.peers import peer_process
 
-SCHEMES = ("ipc", "tcp")
+KINDS = ("ipc", "tcp", "tls")
 TIMEOUT_S = 30.0
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-async def test_a_killed_peer_is_noticed_by_a_waiting_receiver(scheme: str) -> None:
-    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
-        async with peer_process("send_and_leave", listener.address) as process:
+def _fresh_address(kind: str) -> str:
+    return FRESH_ADDRESS["tcp" if kind == "tls" else kind]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_peer_is_noticed_by_a_waiting_receiver(kind: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(_fresh_address(kind)) as listener:
+        async with peer_process("send_and_leave", listener.address, encrypt=kind == "tls") as process:
             with await listener.accept() as channel:
                 assert bytes(await channel.receive()) == b"hello"
                 async with trio.open_nursery() as nursery:
@@ -35,10 +39,10 @@ async def test_a_killed_peer_is_noticed_by_a_waiting_receiver(scheme: str) -> No
                     process.kill()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-async def test_a_killed_peer_is_noticed_by_a_waiting_sender(scheme: str) -> None:
-    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
-        async with peer_process("ignore", listener.address) as process:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_peer_is_noticed_by_a_waiting_sender(kind: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(_fresh_address(kind)) as listener:
+        async with peer_process("ignore", listener.address, encrypt=kind == "tls") as process:
             with await listener.accept() as channel:
                 assert bytes(await channel.receive()) == b"hello"
                 async with trio.open_nursery() as nursery:
@@ -60,10 +64,10 @@ async def _wait_until_it_sends_no_more(channel: Channel) -> None:
         await trio.sleep(0.1)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-async def test_a_peer_that_exits_without_closing_is_noticed(scheme: str) -> None:
-    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
-        async with peer_process("send_and_leave", listener.address) as process:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_peer_that_exits_without_closing_is_noticed(kind: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(_fresh_address(kind)) as listener:
+        async with peer_process("send_and_leave", listener.address, encrypt=kind == "tls") as process:
             with await listener.accept() as channel:
                 assert bytes(await channel.receive()) == b"hello"
                 await channel.send([b"now leave"])
@@ -72,11 +76,11 @@ async def test_a_peer_that_exits_without_closing_is_noticed(scheme: str) -> None
                 assert await process.wait() == 0  # NNG's clean-up at exit does not hang
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-async def test_a_listener_goes_on_after_a_peer_was_killed(scheme: str) -> None:
-    with trio.fail_after(TIMEOUT_S), listen(FRESH_ADDRESS[scheme]()) as listener:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_listener_goes_on_after_a_peer_was_killed(kind: str) -> None:
+    with trio.fail_after(TIMEOUT_S), listen(_fresh_address(kind)) as listener:
         for _ in range(2):
-            async with peer_process("echo", listener.address) as process:
+            async with peer_process("echo", listener.address, encrypt=kind == "tls") as process:
                 with await listener.accept() as channel:
                     await channel.send([b"x"])
                     assert bytes(await channel.receive()) == b"x"

@@ -17,8 +17,6 @@ import pytest
 import trio
 
 from asyncparl.transport import Channel, Listener, dial, listen
-from asyncparl.transport.addresses import TcpAddress
-from asyncparl.transport.sockets import connect
 from tests.transport.addresses import FRESH_ADDRESS
 
 SCHEMES = ("ipc", "tcp")
@@ -246,16 +244,6 @@ async def test_a_full_backlog_makes_the_dialer_wait_and_then_give_up() -> None:
         first.connect(address.removeprefix("ipc://"))
         with pytest.raises(TimeoutError):
             await dial(address, timeout_s=0.1)
-
-
-async def test_tcp_connections_send_small_messages_at_once_and_notice_a_peer_that_vanished() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = await connect(TcpAddress("127.0.0.1", server.getsockname()[1]))
-    with connection:
-        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
-        assert not connection.getblocking()
 
 
 # Running out of something

@@ -12,19 +12,22 @@ import trio
 
 import asyncparl.transport.greeting as greeting_module
 from asyncparl.transport import Channel, Listener, dial, listen
-from asyncparl.transport.addresses import IpcAddress, parse_address
-from asyncparl.transport.greeting import pack_greeting
+from asyncparl.transport.handshake import COME_IN, REPLY_BYTES
 from tests.transport.addresses import FRESH_ADDRESS
+from tests.transport.greetings import (
+    LIMIT,
+    expect_hang_up,
+    greet,
+    new_dialer,
+    new_listener,
+    open_stream,
+    pack_hello,
+    receive_exactly,
+    welcome,
+)
 
 SCHEMES = ("ipc", "tcp")
 NNG_HEADER = b"\x00SP\x00\x00\x10\x00\x00"  # of Pair0
-
-
-async def _connect(address: str) -> trio.SocketStream:
-    parsed = parse_address(address)
-    if isinstance(parsed, IpcAddress):
-        return await trio.open_unix_socket(parsed.path)
-    return await trio.open_tcp_stream(parsed.host, parsed.port)  # type: ignore[union-attr]
 
 
 @asynccontextmanager
@@ -47,13 +50,6 @@ async def _accepting(scheme: str) -> AsyncIterator[tuple[Listener, list[Channel]
                     channel.close()
 
 
-async def _expect_hang_up(stream: trio.SocketStream) -> None:
-    try:
-        assert await stream.receive_some() == b""
-    except trio.BrokenResourceError:
-        pass
-
-
 async def _expect_service(listener: Listener, accepted: list[Channel]) -> None:
     with await dial(listener.address) as channel:
         await channel.send([b"x"])
@@ -64,18 +60,25 @@ async def _expect_service(listener: Listener, accepted: list[Channel]) -> None:
     "junk",
     [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        bytes(16),
-        NNG_HEADER * 2,
-        pack_greeting(1 << 20)[:7] + b"\x02" + pack_greeting(1 << 20)[8:],  # of another version
-        pack_greeting(0),
+        bytes(64),
+        NNG_HEADER * 8,
+        pack_hello()[:7] + b"\x01" + pack_hello()[8:],
+        pack_hello(0),
+        pack_hello()[:16] + b"\x02" + pack_hello()[17:],
+        pack_hello()[:33] + b"\xff\xff" + pack_hello()[35:] + bytes(1 << 20),
+        pack_hello(route=257 * "x"),
+        pack_hello(route="x")[:-1] + b"\xff",
     ],
-    ids=["http", "zeros", "plain NNG", "another version", "no limit"],
+    ids=["http", "zeros", "plain NNG", "version", "no limit", "flag", "1 MB", "long route", "not UTF-8"],
 )
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_a_stranger_is_hung_up_on_and_disturbs_nobody(scheme: str, junk: bytes) -> None:
-    async with _accepting(scheme) as (listener, accepted), await _connect(listener.address) as stranger:
-        await stranger.send_all(junk)
-        await _expect_hang_up(stranger)
+    async with _accepting(scheme) as (listener, accepted), await open_stream(listener.address) as stranger:
+        try:
+            await stranger.send_all(junk)
+        except trio.BrokenResourceError:
+            pass  # hung up on before the end
+        await expect_hang_up(stranger)
         assert accepted == []
         await _expect_service(listener, accepted)
 
@@ -83,29 +86,82 @@ async def test_a_stranger_is_hung_up_on_and_disturbs_nobody(scheme: str, junk: b
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_one_who_hangs_up_or_says_nothing_delays_nobody(scheme: str) -> None:
     async with _accepting(scheme) as (listener, accepted):
-        await (await _connect(listener.address)).aclose()
-        async with await _connect(listener.address) as silent, await _connect(listener.address) as slow:
-            await slow.send_all(pack_greeting(1 << 20)[:5])
+        await (await open_stream(listener.address)).aclose()
+        async with await open_stream(listener.address) as silent, await open_stream(listener.address) as slow:
+            dialer = new_dialer(route="somewhere")
+            for byte in dialer.hello:
+                await slow.send_all(bytes([byte]))
             await _expect_service(listener, accepted)
-            await slow.send_all(pack_greeting(1 << 20)[5:])
-            assert await _receive_exactly(slow, 16) == pack_greeting(1 << 20)
+            proof, _ = dialer.answer(await receive_exactly(slow, REPLY_BYTES))
+            await slow.send_all(proof[:5])
+            await _expect_service(listener, accepted)
+            await slow.send_all(proof[5:])
+            assert await receive_exactly(slow, 1) == COME_IN
             await silent.aclose()
-        assert len(accepted) == 2
+        assert len(accepted) == 3
 
 
 async def test_those_who_say_nothing_are_hung_up_on_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greeting_module, "GREETING_TIMEOUT_S", 0.05)
     async with _accepting("tcp") as (listener, accepted):
-        async with await _connect(listener.address) as silent:
-            await _expect_hang_up(silent)
+        async with await open_stream(listener.address) as silent:
+            await expect_hang_up(silent)
+        await _expect_service(listener, accepted)
+
+
+async def test_those_who_say_little_at_a_time_are_hung_up_on_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting_module, "GREETING_TIMEOUT_S", 0.2)
+    start = trio.current_time()
+    async with _accepting("tcp") as (listener, accepted), await open_stream(listener.address) as slow:
+        with pytest.raises(trio.BrokenResourceError):
+            for byte in pack_hello(route=200 * "x"):
+                await slow.send_all(bytes([byte]))
+                await trio.sleep(0.02)
+        assert trio.current_time() - start < 200 * 0.02
+        await _expect_service(listener, accepted)
+
+
+async def test_the_time_limit_is_one_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting_module, "GREETING_TIMEOUT_S", 0.3)
+    async with _accepting("tcp") as (listener, accepted), await open_stream(listener.address) as slow:
+        await trio.sleep(0.2)
+        start = trio.current_time()
+        await slow.send_all(pack_hello())
+        await receive_exactly(slow, REPLY_BYTES)
+        await expect_hang_up(slow)
+        assert trio.current_time() - start < 0.3
+        assert listener.num_rejected == 1
+        await _expect_service(listener, accepted)
+
+
+async def test_a_port_scan_disturbs_nobody() -> None:
+    async with _accepting("tcp") as (listener, accepted):
+        for number in range(300):
+            stream = await open_stream(listener.address)
+            if number % 3 == 0:
+                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            elif number % 3 == 1:
+                await stream.send_all(b"\x16\x03\x01")
+            await stream.aclose()
+        await _expect_service(listener, accepted)
+        assert len(accepted) == 1
+        assert listener.num_rejected == 0
+
+
+async def test_half_closed_peers_are_hung_up_on() -> None:
+    async with _accepting("tcp") as (listener, accepted), await open_stream(listener.address) as peer:
+        await peer.send_all(pack_hello())
+        await peer.send_eof()
+        await receive_exactly(peer, REPLY_BYTES)
+        await expect_hang_up(peer)
         await _expect_service(listener, accepted)
 
 
 async def test_those_who_say_nothing_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greeting_module, "MAX_UNGREETED", 2)
     async with _accepting("tcp") as (listener, accepted):
-        streams = [await _connect(listener.address) for _ in range(3)]
-        await _expect_hang_up(streams[0])
+        streams = [await open_stream(listener.address) for _ in range(3)]
+        await expect_hang_up(streams[0])
         await _expect_service(listener, accepted)
         for stream in streams:
             await stream.aclose()
@@ -113,11 +169,11 @@ async def test_those_who_say_nothing_are_limited_in_number(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_a_message_announced_larger_than_the_limit_is_refused_before_it_is_sent(scheme: str) -> None:
-    async with _accepting(scheme) as (listener, accepted), await _connect(listener.address) as peer:
-        await peer.send_all(pack_greeting(1 << 40))
-        assert await _receive_exactly(peer, 16) == pack_greeting(1 << 20)
+    async with _accepting(scheme) as (listener, accepted), await open_stream(listener.address) as peer:
+        admission = await greet(peer, new_dialer(limit=1 << 40))
+        assert (admission.max_send_bytes, admission.max_receive_bytes) == (LIMIT, 1 << 40)
         await peer.send_all(NNG_HEADER)
-        assert await _receive_exactly(peer, 8) == NNG_HEADER
+        assert await receive_exactly(peer, 8) == NNG_HEADER
         await peer.send_all(struct.pack("!Q", 5) + b"hello")
         while not accepted:
             await trio.lowlevel.checkpoint()
@@ -127,15 +183,6 @@ async def test_a_message_announced_larger_than_the_limit_is_refused_before_it_is
         with pytest.raises(trio.BrokenResourceError):
             await accepted[0].receive()
         await _expect_service(listener, accepted)
-
-
-async def _receive_exactly(stream: trio.SocketStream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = await stream.receive_some(count - len(data))
-        assert part
-        data += part
-    return data
 
 
 @pytest.mark.parametrize(
@@ -156,8 +203,7 @@ async def test_dialing_something_else_fails_at_once(junk: bytes) -> None:
 
 async def test_a_listener_that_hangs_up_after_its_greeting_fails_the_dial_at_once() -> None:
     async def serve(stream: trio.SocketStream) -> None:
-        await _receive_exactly(stream, 16)
-        await stream.send_all(pack_greeting(1000))
+        await welcome(stream, new_listener())
         await stream.aclose()
 
     async with trio.open_nursery() as nursery:
@@ -170,9 +216,8 @@ async def test_a_listener_that_hangs_up_after_its_greeting_fails_the_dial_at_onc
 
 async def test_a_peer_that_greets_and_then_says_nothing_is_lost_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncparl.transport.nng.HANDSHAKE_TIMEOUT_S", 0.05)
-    async with _accepting("tcp") as (listener, accepted), await _connect(listener.address) as peer:
-        await peer.send_all(pack_greeting(1 << 20))
-        assert await _receive_exactly(peer, 16) == pack_greeting(1 << 20)
+    async with _accepting("tcp") as (listener, accepted), await open_stream(listener.address) as peer:
+        await greet(peer, new_dialer())
         while not accepted:
             await trio.lowlevel.checkpoint()
         with pytest.raises(trio.BrokenResourceError):
@@ -196,25 +241,3 @@ async def test_a_lost_peer_is_never_replaced(scheme: str) -> None:
             with pytest.raises(trio.BrokenResourceError):
                 await first.receive()
             second.close()
-
-
-async def test_ipv6_and_names_can_be_dialed() -> None:
-    for address in ("tcp://[::1]:0", "tcp://localhost:0"):
-        try:
-            listener = listen(address)
-        except OSError:
-            pytest.skip("no such address on this machine")
-        with listener:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_accept_and_close, listener)
-                (await dial(listener.address)).close()
-
-
-async def _accept_and_close(listener: Listener) -> None:
-    with await listener.accept() as channel, pytest.raises(trio.BrokenResourceError):
-        await channel.receive()
-
-
-async def test_an_unknown_host_is_an_os_error() -> None:
-    with pytest.raises(socket.gaierror):
-        await dial("tcp://no-such-host.invalid:1")

@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 import trio
 
-from asyncparl.transport.conformance import endings, listeners, messages, waiting
+from asyncparl.transport.conformance import endings, listeners, messages, visitors, waiting
 from asyncparl.transport.conformance.harness import CHECK_TIMEOUT_S as CHECK_TIMEOUT_S
+from asyncparl.transport.conformance.harness import Dial as Dial
 from asyncparl.transport.conformance.harness import Transport as Transport
 
 Check: TypeAlias = Callable[[Transport], Awaitable[None]]
@@ -60,4 +61,11 @@ CHECKS: tuple[Check, ...] = (
     listeners.check_dialing_nobody_fails,
     listeners.check_dialing_a_listener_that_does_not_accept_fails_in_time,
     listeners.check_a_listener_that_closes_fails_those_who_dial,
+    visitors.check_a_visitor_says_whose_key_it_has_and_where_it_wants_to_go,
+    visitors.check_who_is_refused_hears_why,
+    visitors.check_a_visitor_is_decided_once,
+    visitors.check_a_visitor_that_is_not_decided_on_is_hung_up_on,
+    visitors.check_a_visitor_that_has_gone_becomes_a_lost_channel,
+    visitors.check_visitors_may_be_decided_in_any_order_and_without_their_listener,
+    visitors.check_who_has_no_key_stays_outside,
 )

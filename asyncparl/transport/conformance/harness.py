@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 import trio.testing
@@ -15,17 +16,29 @@ CHECK_TIMEOUT_S = 30.0
 STUCK_AFTER_S = 0.1  # a sender that has not found room for so long is taken to be blocked
 
 
+class Dial(Protocol):
+    """Connects to `Listener.address`."""
+
+    def __call__(
+        self, address: str, max_message_bytes: int, timeout_s: float, *, route: str = ""
+    ) -> Awaitable[Channel]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """What is checked.
 
     Attributes:
         listen: starts a listener at a fresh address, given the message limit.
-        dial: connects to `Listener.address`, given the address, the message limit and the time limit in seconds.
+        dial: connects to it, with a key that it knows if it asks for one.
+        key_id: whose key that is; "" without one.
+        outsiders: dial without a key that the listener knows, each in a way of its own.
     """
 
     listen: Callable[[int], Listener]
-    dial: Callable[[str, int, float], Awaitable[Channel]]
+    dial: Dial
+    key_id: str = ""
+    outsiders: Sequence[Dial] = ()
 
 
 def expect(truth: object, promise: str) -> None:

@@ -1,0 +1,271 @@
+"""`asyncparl-master`, `asyncparl-node` and `asyncparl start`: a cluster is these, on each machine one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import click
+import trio
+
+from asyncparl.errors import AsyncparlError
+
+DEFAULT_PORT = 8010
+_JOIN_WITHIN_S = 15.0
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+class AddressType(click.ParamType[Any]):
+    """host:port, [ipv6]:port, or a host alone."""
+
+    name = "host:port"
+
+    def __init__(self, *, is_listening: bool = False) -> None:
+        self._is_listening = is_listening
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from asyncparl.transport.addresses import TcpAddress, parse_address
+
+        if isinstance(value, TcpAddress):
+            return value
+        text = value if value.rpartition(":")[2].isdigit() and not value.endswith("]") else f"{value}:{DEFAULT_PORT}"
+        try:
+            address = parse_address(f"tcp://{text}")
+        except ValueError as error:
+            self.fail(f"{value!r} is not host:port ({error})", param, ctx)
+        if not isinstance(address, TcpAddress) or (not address.port and not self._is_listening):
+            self.fail(f"{value!r} is not host:port", param, ctx)
+        return address
+
+
+class MemoryType(click.ParamType[int]):
+    """Bytes, as 512MiB or 16GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        for unit, size in _UNITS.items():
+            if value.endswith(unit):
+                try:
+                    return int(float(value.removesuffix(unit)) * size)
+                except (ValueError, OverflowError):
+                    break
+        self.fail(f"{value!r} is not a size, such as 512MiB or 16GiB", param, ctx)
+
+
+def _labels(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    labels = dict(value.partition("=")[::2] for value in values)
+    if not all(labels) or any("=" not in value for value in values):
+        raise click.BadParameter("a label is NAME=VALUE")
+    return labels
+
+
+def _names(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+_NODE_OPTIONS = (
+    click.option("--cpus", type=click.FloatRange(min=0), help="CPUs to offer.  [default: all that may be used]"),
+    click.option("--gpus", type=click.IntRange(min=0), help="GPUs to offer.  [default: all that may be used]"),
+    click.option("--memory", "memory_bytes", type=MemoryType(), help="Memory to offer, as 16GiB.  [default: all]"),
+    click.option("--name", help="What the cluster calls it.  [default: the host name]"),
+    click.option("--labels", multiple=True, callback=_labels, metavar="NAME=VALUE", help="What actors may ask for."),
+    click.option(
+        "--advertise",
+        default="",
+        metavar="HOST[:PORT]",
+        help="Where other machines reach this one.  [default: the address by which it reaches the master]",
+    ),
+    click.option(
+        "--preload",
+        default="",
+        callback=_names,
+        metavar="MODULES",
+        help="Modules to import once for all workers, as numpy,torch: the first actor starts faster.",
+    ),
+)
+
+
+def _node_options(function: Any) -> Any:
+    for option in reversed(_NODE_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(name="asyncparl-master", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--listen",
+    "address",
+    type=AddressType(is_listening=True),
+    default=f"[::]:{DEFAULT_PORT}",
+    show_default=True,
+    help="Where nodes and programs dial. Everything of a cluster works through this one port.",
+)
+def master_command(address: Any) -> None:
+    """The master of a cluster: who is in it, and which actor runs where.
+
+    Its secrets are made at the first start, in the state folder of this user. SIGTERM ends it; running actors go on,
+    and everybody finds the next master at the same address.
+    """
+    from asyncparl.runtime.service import serve_master
+
+    run_service(partial(serve_master, address, on_ready=_say_master_is_ready))
+
+
+@click.command(name="asyncparl-node", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--master", type=AddressType(), required=True, help="The cluster to join.")
+@click.option(
+    "--listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Where programs dial; host:8100-8199 takes a free port of these.  [default: any, on all interfaces]",
+)
+@click.option("--secret-file", help="The cluster's node-secret.  [default: from the state folder of this user]")
+@_node_options
+def node_command(master: Any, **options: Any) -> None:
+    """A node: offers what this machine has to the programs of a cluster.
+
+    SIGTERM ends it in good order: its actors are ended, and the cluster is told.
+    """
+    from asyncparl.runtime.service import NodeOptions, serve_node
+
+    run_service(
+        partial(
+            serve_node,
+            master,
+            NodeOptions(**options),
+            join_within_s=_JOIN_WITHIN_S,
+            on_ready=lambda name: click.echo(f"asyncparl node {name!r} has joined the cluster at {master}"),
+        )
+    )
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True, help="Of the master.")
+@_node_options
+def start(port: int, **options: Any) -> None:
+    """Start a master and a node on this machine. Other machines join with asyncparl-node.
+
+    Runs until Ctrl-C or SIGTERM, or `asyncparl stop`, and then ends both.
+    """
+    from asyncparl.runtime.service import NodeOptions
+
+    run_service(partial(_serve_both, port, NodeOptions(**options)))
+
+
+async def _serve_both(port: int, options: Any, *, stop: trio.Event) -> None:
+    from asyncparl.runtime.service import serve_master, serve_node
+    from asyncparl.transport.addresses import TcpAddress
+
+    ready, node_over = trio.Event(), trio.Event()
+
+    def master_is_ready(address: str, port: int) -> None:
+        _say_master_is_ready(address, port)
+        ready.set()
+
+    async with trio.open_nursery() as nursery:
+
+        async def run_master() -> None:
+            await serve_master(TcpAddress("::", port), stop=node_over, on_ready=master_is_ready)
+            stop.set()
+
+        nursery.start_soon(run_master)
+        await ready.wait()
+        await serve_node(
+            TcpAddress("localhost", port),
+            options,
+            stop=stop,
+            on_ready=lambda name: click.echo(f"asyncparl node {name!r} has joined it"),
+        )
+        node_over.set()
+
+
+def _say_master_is_ready(address: str, port: int) -> None:
+    from asyncparl.runtime.state import state_folder
+
+    click.echo(
+        f"asyncparl master is ready at {address.removeprefix('tcp://')}; secrets in {state_folder() / str(port)}"
+    )
+
+
+def _configure_logging() -> None:
+    """To standard error: for people on a terminal, as JSON elsewhere."""
+    import structlog
+
+    is_terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_terminal else "iso", utc=not is_terminal),
+            structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def run_service(serve: Callable[..., Awaitable[None]]) -> None:
+    """Run until it ends by itself or by SIGTERM or Ctrl-C, each of which ends it in good order; a second one at once.
+
+    Raises:
+        click.ClickException: it could not start, or not go on; the message says why.
+    """
+    from asyncparl.machine import allow_many_files
+
+    allow_many_files()
+    _configure_logging()
+    try:
+        trio.run(_with_signals, serve)
+    except BaseExceptionGroup as group:
+        raise click.ClickException(str(_first_error(group))) from group
+    except (AsyncparlError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _with_signals(serve: Callable[..., Awaitable[None]]) -> None:
+    stop = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def listen_to_signals() -> None:
+                async for _ in signals:
+                    if stop.is_set():
+                        nursery.cancel_scope.cancel()
+                    stop.set()
+
+            nursery.start_soon(listen_to_signals)
+            await serve(stop=stop)
+            nursery.cancel_scope.cancel()
+
+
+def _first_error(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    if not isinstance(group, (AsyncparlError, OSError, ValueError)):
+        raise group
+    return group
+
+
+def _run_command(command: click.Command) -> NoReturn:
+    """A command of its own; what is wrong with it is said in one line."""
+    try:
+        sys.exit(command.main(standalone_mode=False))
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+
+
+def master_main() -> NoReturn:
+    """The command `asyncparl-master`."""
+    _run_command(master_command)
+
+
+def node_main() -> NoReturn:
+    """The command `asyncparl-node`."""
+    _run_command(node_command)

@@ -1,0 +1,89 @@
+"""What this machine has, as far as this process may use it, and which machine it is. Knows nothing of the package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+from pathlib import Path
+
+_CGROUP_CPUS = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK_NAMESPACE = Path("/proc/self/ns/net")
+_NVIDIA_DEVICES = "/dev"
+_ENOUGH_FILES = 1 << 16
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use: its affinity, and the quota of its container if that is less."""
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(num_cpus, _cgroup_cpus() or num_cpus))
+
+
+def usable_memory_bytes() -> int:
+    """The machine's memory, or the limit of its container if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = _CGROUP_MEMORY.read_text().strip()
+        return min(total, int(limit))
+    except (OSError, ValueError):
+        return total
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them. No CUDA context is made."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
+    try:
+        devices = os.listdir(_NVIDIA_DEVICES)
+    except OSError:
+        return []
+    numbers = sorted(int(name.removeprefix("nvidia")) for name in devices if name.removeprefix("nvidia").isdigit())
+    return [str(number) for number in numbers]
+
+
+def host_identity() -> str:
+    """The same for two processes exactly if they share the kernel and its network: then socket files work between them.
+
+    A host name would not do: containers share it, and several machines may have the same.
+    """
+    try:
+        return f"{_BOOT_ID.read_text().strip()}/{os.readlink(_NETWORK_NAMESPACE)}"
+    except OSError:
+        return f"{platform.node()}/{platform.system()}"
+
+
+def allow_many_files() -> None:
+    """Raise this process's soft limit of open files, as far as it may: a link takes several, and actors are many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # then the usual error comes where a file cannot be opened
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def python_version() -> str:
+    """Such as 3.11."""
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def installed_version(distribution: str) -> str:
+    """The version of an installed package, empty if there is none. Does not import it."""
+    from importlib import metadata  # slow to import
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cgroup_cpus() -> int | None:
+    """The CPU quota of the control group, rounded up; None if there is none."""
+    try:
+        quota, period = _CGROUP_CPUS.read_text().split()
+        return None if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return None

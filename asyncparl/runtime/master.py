@@ -1,0 +1,370 @@
+"""The master: who is in the cluster, and which actor runs where.
+
+Decisions are made in the pure `protocol/cluster.py`; this class speaks with nodes and drivers. It keeps nothing on
+disk: after a restart everybody joins again and tells what there is. It carries no data and reads no pickle. Where a
+driver cannot dial a node, both dial this port, and their sockets go to a relay process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from asyncparl.errors import AuthenticationError, ProtocolError, ResourceError
+from asyncparl.protocol.cluster import ClusterCore
+from asyncparl.protocol.control import (
+    Answer,
+    AskPlace,
+    AskTicket,
+    Beat,
+    DescribeCluster,
+    DescribedCluster,
+    DialRelay,
+    DriverToMaster,
+    EndActor,
+    ExplainWait,
+    Explanation,
+    Heartbeat,
+    JoinDriver,
+    Joined,
+    JoinNode,
+    LeaseEnded,
+    LeaseStarted,
+    Leave,
+    LeaveDriver,
+    LeaveNode,
+    NodeTicket,
+    NodeToMaster,
+    OpenRelay,
+    Placed,
+    RelayOpened,
+    StopCluster,
+    WatchMaster,
+    WithdrawActor,
+)
+from asyncparl.protocol.decisions import (
+    DemandRefused,
+    DriverGone,
+    Granted,
+    LeaseExpired,
+    NodeDrained,
+    NodeLost,
+    Refused,
+    Waiting,
+)
+from asyncparl.protocol.parties import Versions, version_fault
+from asyncparl.protocol.tickets import Ticket, encode_ticket, sign_lease, ticket_key
+from asyncparl.runtime.accepting import visitors
+from asyncparl.runtime.log import Log, Silence
+from asyncparl.runtime.relay import RELAY_ROUTE, Relays
+from asyncparl.runtime.serving import EventStream, Peer, RequestServer
+from asyncparl.transport import Listener, Visitor
+
+TICK_S = 0.5
+TICKET_LIFE_S = 600.0
+_STOP_LIMIT_S = 10.0
+
+
+class _Member(Peer):
+    """A node, a driver, or somebody who has not said yet which of them it is."""
+
+    node_id = ""
+    incarnation = 0
+    driver_id = ""
+
+    def __init__(self, key_id: str, host: str) -> None:
+        super().__init__(key_id, host)
+        self.orders = EventStream()
+
+
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """An actor whose driver waits to hear where it may run."""
+
+    decided: trio.Event = field(default_factory=trio.Event)
+    decision: Granted | Refused | None = None
+    num_waiting: int = 0
+
+
+class Master:
+    """Serves nodes and drivers until it is cancelled, or until `over` is set because somebody stopped the cluster."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        versions: Versions,
+        *,
+        secrets: Mapping[str, bytes] | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self._log = log or Silence()
+        self._secrets = secrets
+        self.cluster_id = os.urandom(6).hex()
+        self._clock_offset = time.time() - trio.current_time()
+        self._versions = versions
+        self._core = ClusterCore(versions, now=trio.current_time())
+        self._asking: dict[str, _Asking] = {}
+        self._nodes: dict[str, _Member] = {}
+        self._drivers: dict[str, _Member] = {}
+        self._relays = Relays(nursery)
+        self._server = RequestServer("master", nursery, self._answer, {WatchMaster: self._watch})
+        self._node_left = trio.Event()
+        self.over = trio.Event()
+
+    async def run(self, listeners: Sequence[Listener]) -> None:
+        """Serve until cancelled."""
+        for listener in listeners:
+            self._nursery.start_soon(self._accept, listener)
+        try:
+            while True:
+                await trio.sleep(TICK_S)
+                self._tick()
+        finally:
+            self._relays.close()
+
+    def key(self, key_id: str) -> bytes | None:
+        """The secrets that open this master. For listeners."""
+        return None if self._secrets is None else self._secrets.get(key_id)
+
+    async def stop(self) -> None:
+        """Send every node home, and set `over` when they have left, or have not for too long."""
+        for member in self._nodes.values():
+            member.orders.send(Leave())
+        with trio.move_on_after(_STOP_LIMIT_S):
+            while self._nodes:
+                await self._node_left.wait()
+        self.over.set()
+
+    # --- who comes ------------------------------------------------------------------------------------------
+
+    async def _accept(self, listener: Listener) -> None:
+        async for visitor in visitors(listener):
+            try:
+                self._take_in(visitor)
+            except OSError:
+                pass  # it has gone already, or there is no descriptor for it: it will dial again
+
+    def _take_in(self, visitor: Visitor) -> None:
+        if visitor.route.startswith(RELAY_ROUTE):
+            self._relays.arrived(visitor)
+        elif visitor.route:
+            visitor.refuse(f"a master has nothing at {visitor.route!r}")
+        elif visitor.peer_host and not visitor.encrypted:
+            visitor.refuse("control links between machines must be encrypted")
+        else:
+            self._nursery.start_soon(self._serve, visitor)
+
+    async def _serve(self, visitor: Visitor) -> None:
+        member = _Member(visitor.key_id, visitor.peer_host)
+        try:
+            channel = visitor.open()
+        except OSError:
+            return
+        await self._server.serve(channel, member)
+        now = trio.current_time()
+        if member.node_id and self._nodes.get(member.node_id) is member:
+            del self._nodes[member.node_id]
+            self._core.node_disconnected(member.node_id, member.incarnation, now)
+        if member.driver_id and self._drivers.get(member.driver_id) is member:
+            del self._drivers[member.driver_id]
+            self._core.driver_disconnected(member.driver_id, now)
+
+    def _tick(self) -> None:
+        for decision in self._core.tick(trio.current_time()):
+            match decision:
+                case NodeLost(node_id=node_id):
+                    self._log.warning("node lost", node=decision.name, reason=decision.reason)
+                    if (member := self._nodes.pop(node_id, None)) is not None:
+                        member.disconnect()
+                case DemandRefused(actor_id=actor_id, reason=reason):
+                    self._decide(actor_id, Refused(reason))
+                case DriverGone(name=name):
+                    self._log.info("program gone", program=name)
+                case NodeDrained() | LeaseExpired():
+                    pass  # nodes leave by themselves, and drivers ask again
+        self._hand_out()
+
+    # --- what is asked --------------------------------------------------------------------------------------
+
+    async def _answer(self, member: _Member, request: Any) -> Answer | None:
+        if isinstance(request, NodeToMaster):
+            return self._answer_node(member, request)
+        if isinstance(request, DriverToMaster):
+            return await self._answer_driver(member, request)
+        raise ProtocolError(f"{type(request).__name__} is nothing to ask of a master")
+
+    def _answer_node(self, member: _Member, request: NodeToMaster) -> Answer | None:
+        self._check_role(member, "node")
+        now = trio.current_time()
+        if isinstance(request, JoinNode):
+            return self._join_node(member, request, now)
+        if self._nodes.get(member.node_id) is not member:
+            raise ResourceError("this node has to join again")
+        match request:
+            case Heartbeat():
+                self._core.heard_node(member.node_id, now)
+                return Beat(self._cluster_time())
+            case LeaseStarted(lease):
+                if not self._core.lease_started(member.node_id, lease.actor_id, lease):
+                    member.orders.send(EndActor(lease.actor_id))
+            case LeaseEnded(actor_id):
+                self._core.lease_ended(member.node_id, actor_id)
+            case LeaveNode(is_over=False):
+                self._core.drain_node(member.node_id)
+            case LeaveNode():
+                self._log.info("node left", node=self._node_name(member))
+                self._core.leave_node(member.node_id)
+                del self._nodes[member.node_id]
+                self._node_left.set()
+                self._node_left = trio.Event()
+            case WatchMaster():
+                raise AssertionError("served as a stream")
+        self._hand_out()
+        return None
+
+    def _join_node(self, member: _Member, request: JoinNode, now: float) -> Joined:
+        decision = self._core.join_node(request.info, request.incarnation, request.leases, now)
+        if isinstance(decision, Refused):
+            self._log.warning("node refused", node=request.info.name, host=member.host, reason=decision.reason)
+            raise ResourceError(f"this node cannot join: {decision.reason}")
+        if (old := self._nodes.get(request.info.node_id)) is not None and old is not member:
+            old.disconnect()
+        for actor_id in decision.unwanted:
+            member.orders.send(EndActor(actor_id))
+        member.node_id, member.incarnation = request.info.node_id, request.incarnation
+        self._nodes[member.node_id] = member
+        self._log.info("node joined", node=decision.name, host=member.host, actors=len(request.leases))
+        self._hand_out()
+        return Joined(self.cluster_id, decision.name, self._cluster_time())
+
+    def _join_driver(self, member: _Member, request: JoinDriver, now: float) -> Joined:
+        self._check_role(member, "driver")
+        if (fault := version_fault(self._versions, request.versions)) is not None:
+            raise ResourceError(f"this program cannot join: {fault}")
+        decision = self._core.join_driver(request.driver_id, request.name, now)
+        if isinstance(decision, Refused):
+            raise ResourceError(decision.reason)
+        if (old := self._drivers.get(request.driver_id)) is not None and old is not member:
+            old.disconnect()
+        member.driver_id = request.driver_id
+        self._drivers[member.driver_id] = member
+        self._log.info("program joined", program=decision.name, host=member.host)
+        return Joined(self.cluster_id, decision.name, self._cluster_time())
+
+    async def _answer_driver(self, member: _Member, request: DriverToMaster) -> Answer | None:
+        if isinstance(request, JoinDriver):
+            return self._join_driver(member, request, trio.current_time())
+        if isinstance(request, DescribeCluster):
+            return DescribedCluster(self.cluster_id, self._core.describe(trio.current_time()))
+        if isinstance(request, StopCluster):
+            self._check_role(member, "node")  # not for everybody who may run a program here
+            self._nursery.start_soon(self.stop)
+            return None
+        if not member.driver_id:
+            raise ProtocolError("JoinDriver comes first")
+        return await self._answer_joined(member, request)
+
+    async def _answer_joined(self, member: _Member, request: DriverToMaster) -> Answer | None:
+        match request:
+            case AskPlace():
+                return await self._place(member, request)
+            case ExplainWait(actor_id):
+                return Explanation(self._core.why_waiting(actor_id) or "")
+            case AskTicket(node_id):
+                return self._ticket(member, node_id)
+            case OpenRelay(node_id):
+                return self._open_relay(node_id)
+            case WithdrawActor(actor_id):
+                if self._core.owner_of(actor_id) == member.driver_id:
+                    self._withdraw(actor_id)
+            case LeaveDriver():
+                self._core.leave_driver(member.driver_id)
+                self._drivers.pop(member.driver_id, None)
+                member.driver_id = ""
+                self._hand_out()
+        return None
+
+    def _watch(self, member: _Member, _request: WatchMaster) -> EventStream:
+        return member.orders
+
+    # --- places ---------------------------------------------------------------------------------------------
+
+    async def _place(self, member: _Member, request: AskPlace) -> Placed:
+        decision = self._core.ask(member.driver_id, request.actor_id, request.name, request.demand, trio.current_time())
+        if isinstance(decision, Waiting):
+            self._asking.setdefault(request.actor_id, _Asking())  # before others are told, who may be this one
+        self._hand_out()
+        outcome = await self._decided(request.actor_id) if isinstance(decision, Waiting) else decision
+        if isinstance(outcome, Refused):
+            raise ResourceError(outcome.reason)
+        lease = outcome.lease
+        return Placed(sign_lease(self._node_secret, lease), self._ticket(member, lease.node_id))
+
+    async def _decided(self, actor_id: str) -> Granted | Refused:
+        asking = self._asking.setdefault(actor_id, _Asking())
+        asking.num_waiting += 1
+        try:
+            await asking.decided.wait()
+            assert asking.decision is not None
+            return asking.decision
+        finally:
+            asking.num_waiting -= 1
+            if not asking.num_waiting and self._asking.get(actor_id) is asking:
+                del self._asking[actor_id]
+
+    def _hand_out(self) -> None:
+        """Tell those whose turn it is."""
+        for decision in self._core.take_grants(trio.current_time()):
+            self._decide(decision.lease.actor_id, decision)
+
+    def _decide(self, actor_id: str, decision: Granted | Refused) -> None:
+        if (asking := self._asking.pop(actor_id, None)) is not None:
+            asking.decision = decision
+            asking.decided.set()
+
+    def _withdraw(self, actor_id: str) -> None:
+        self._core.withdraw(actor_id)
+        self._decide(actor_id, Refused("it was withdrawn"))
+        self._hand_out()
+
+    # --- ways to nodes --------------------------------------------------------------------------------------
+
+    def _ticket(self, member: _Member, node_id: str) -> NodeTicket:
+        info = self._core.node_info(node_id)
+        if info is None:
+            raise ResourceError(f"node {node_id} is not in the cluster")
+        if not self._secrets:
+            return NodeTicket(info, b"", b"")
+        ticket = encode_ticket(Ticket(member.driver_id, node_id, self._cluster_time() + TICKET_LIFE_S, os.urandom(16)))
+        return NodeTicket(info, ticket, ticket_key(self._node_secret, ticket))
+
+    def _open_relay(self, node_id: str) -> RelayOpened:
+        node = self._nodes.get(node_id)
+        if node is None:
+            raise ResourceError(f"node {node_id} is not connected")
+        route = self._relays.open()
+        node.orders.send(DialRelay(route))
+        return RelayOpened(route)
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _node_name(self, member: _Member) -> str:
+        info = self._core.node_info(member.node_id)
+        return info.name if info is not None else member.node_id
+
+    @property
+    def _node_secret(self) -> bytes:
+        return self._secrets["node"] if self._secrets else b""
+
+    def _check_role(self, member: _Member, role: str) -> None:
+        if self._secrets is not None and member.key_id != role:
+            raise AuthenticationError(f"this takes the secret of a {role}; the peer has that of a {member.key_id}")
+
+    def _cluster_time(self) -> float:
+        return trio.current_time() + self._clock_offset

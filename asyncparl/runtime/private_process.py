@@ -1,0 +1,89 @@
+"""The process of a private cluster: a master and a node, for one program, on this machine.
+
+The same code as in any cluster, over socket files in a folder that only this user may enter, so without secrets. It
+ends when its standard input closes, which is when the program ends, however that happens.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import sys
+from functools import partial
+
+import msgspec
+import trio
+
+from asyncparl.ids import new_node_id
+from asyncparl.machine import allow_many_files, host_identity, usable_memory_bytes, visible_gpus
+from asyncparl.protocol.parties import NodeInfo
+from asyncparl.protocol.resources import Capacity
+from asyncparl.runtime.link import MAX_MESSAGE_BYTES
+from asyncparl.runtime.master import Master
+from asyncparl.runtime.node import Node, NodeConfig
+from asyncparl.runtime.private import PrivateSetup
+from asyncparl.runtime.versions import our_versions
+from asyncparl.runtime.workers import WorkerPool, ZygoteKind
+from asyncparl.transport import dial, listen
+
+_LAST_ANSWER_S = 2.0
+
+
+async def _run(setup: PrivateSetup) -> None:
+    master_address, node_address = f"ipc://{setup.directory}/master", f"ipc://{setup.directory}/node"
+    gpus = visible_gpus()
+    info = NodeInfo(
+        node_id=new_node_id(),
+        name="this machine",
+        capacity=Capacity(math.inf if setup.cpus is None else setup.cpus, len(gpus), usable_memory_bytes(), {}),
+        addresses=[node_address],
+        host=host_identity(),
+        versions=our_versions(),
+    )
+    async with trio.open_nursery() as nursery:
+        pool = WorkerPool(nursery)
+        try:
+            job = setup.job
+            pool.warm(ZygoteKind(job.start_method, tuple(job.preload), tuple(job.sys_path)))
+            nursery.start_soon(pool.run)
+            nursery.start_soon(_until_eof, nursery.cancel_scope)
+            master = Master(nursery, our_versions())
+            with (
+                listen(master_address, max_message_bytes=MAX_MESSAGE_BYTES) as for_driver,
+                listen("memory://master") as for_node,
+                listen(node_address, max_message_bytes=MAX_MESSAGE_BYTES) as node_listener,
+            ):
+                nursery.start_soon(master.run, [for_driver, for_node])
+                config = NodeConfig(info=info, directory=setup.directory, gpus=gpus)
+                node = Node(config, pool, partial(dial, "memory://master"), nursery)
+                nursery.start_soon(node.run, [node_listener])
+                await node.master.joined.wait()
+                sys.stdout.write(f"{master_address}\n")
+                sys.stdout.flush()
+                await node.over.wait()
+                # The program closes our standard input once it has the answer.
+                await trio.sleep(_LAST_ANSWER_S)
+        finally:
+            nursery.cancel_scope.cancel()  # first, so that nobody still waits for what is closed
+            pool.close()
+
+
+async def _until_eof(scope: trio.CancelScope) -> None:
+    """The program is gone when our standard input ends; so are we."""
+    async with trio.lowlevel.FdStream(os.dup(0)) as stdin:
+        async for _ in stdin:
+            pass
+    scope.cancel()
+
+
+def main() -> None:
+    """Run a private cluster."""
+    allow_many_files()
+    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=PrivateSetup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trio.run(_run, setup)
+    finally:
+        shutil.rmtree(setup.directory, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""The driver's program as its workers must know it: where its code is, which script it is, what it has imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import trio
+
+from asyncparl.protocol.control import Job
+from asyncparl.runtime.code.pack import Package, pack
+from asyncparl.runtime.code.roots import find_roots
+from asyncparl.runtime.main_module import answer_to_alias, describe_main
+
+PRELOADABLE = ("numpy", "torch", "gymnasium")
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+
+
+class Program:
+    """This program."""
+
+    def __init__(self, *, preload: Sequence[str] | None, start_method: str | None, files: Sequence[str] = ()) -> None:
+        answer_to_alias()
+        self._main_path, self._main_module = describe_main()
+        if preload is None:
+            preload = [name for name in PRELOADABLE if name in sys.modules]
+        self._preload = list(preload)
+        self._start_method = start_method or START_METHOD
+        self._files = files
+        self._package: Package | None = None
+        self._packing = trio.Lock()
+
+    @property
+    def main_is_nowhere(self) -> bool:
+        """`__main__` is a notebook or `python -c`: workers cannot import it."""
+        return self._main_path is None and self._main_module is None
+
+    def local_job(self) -> Job:
+        """For nodes that share our files."""
+        return Job(
+            sys_path=[os.path.abspath(entry) for entry in sys.path],
+            argv=sys.argv,
+            main_path=self._main_path,
+            main_module=self._main_module,
+            preload=self._preload,
+            start_method=self._start_method,
+            cwd=os.getcwd(),
+        )
+
+    async def shipped_job(self) -> tuple[Job, Package]:
+        """For nodes elsewhere, and the package that they need. Packed once.
+
+        Raises:
+            ValueError: too much code, or files that are not there; the message names them.
+        """
+        async with self._packing:
+            if self._package is None:
+                self._package = await trio.to_thread.run_sync(self._pack)
+        job = Job(
+            sys_path=[],
+            argv=sys.argv,
+            main_path=self._package.main,
+            main_module=self._main_module,
+            preload=self._preload,
+            start_method=self._start_method,
+            code=self._package.digest,
+        )
+        return job, self._package
+
+    def _pack(self) -> Package:
+        return pack(find_roots(self._main_path, sys.path, dict(sys.modules)), self._files)

@@ -1,0 +1,295 @@
+"""Actors that come by themselves: a program opens a `RemoteManager`, others offer it objects with `as_remote`.
+
+Nothing is started and nothing is placed: the object lives in the process that offers it, for as long as it likes. The
+links are those of any actor, and so is the secret: the one for drivers, of the manager's port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import trio
+
+from asyncparl.errors import ActorDied, CallCancelled, CallFate, SerializationError
+from asyncparl.protocol.link import LinkCore, LinkState
+from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.values import NOTHING, encode_value
+from asyncparl.runtime.accepting import visitors
+from asyncparl.runtime.addresses import parse_host_and_port
+from asyncparl.runtime.blocks import background_tasks
+from asyncparl.runtime.call import Call, failed_call, make_call
+from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.host import ActorHost
+from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
+from asyncparl.runtime.remote import Proxy
+from asyncparl.runtime.state import create_secrets, find_secret
+from asyncparl.transport import Channel, Credentials, DialRefused, Visitor, dial, listen
+
+MAX_WAITING = 1000
+"""Objects that were offered and not taken yet."""
+_OFFER_ROUTE = "offer/"
+_PAUSE_S = 0.5
+_SAY_AFTER_S = 3.0
+
+
+class OfferedHandle:
+    """An object that somebody offered, as the manager's program holds it."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name = name
+        self._host = host
+        self._link = Link(LinkCore(name="manager", pid=os.getpid()))
+        self._gone = trio.Event()
+        self._why = ""
+
+    async def serve(self, channel: Channel) -> None:
+        """Until the object is gone."""
+        self._link.attach(channel)
+        try:
+            why = await self._link.run()
+            self._why = self._why or ("it was withdrawn" if self._link.core.state is LinkState.CLOSING else why)
+        finally:
+            self._why = self._why or "its manager has ended"
+            self._link.lose(self._why_dead)
+            self._gone.set()
+
+    def call(self, kind: int, target: str, argument: object = None, *, credit: int = 0) -> Call[Any]:
+        """Make a call. Whatever goes wrong is raised where it is awaited."""
+        name = f"{self.name}.{target}"
+        if self._link.is_lost:
+            return failed_call(name, self._why_dead(CallFate.NEVER_STARTED))
+        try:
+            value = NOTHING if argument is None else encode_value(argument)
+        except SerializationError as error:
+            return failed_call(name, error)
+        return make_call(self._link, name, kind, target, value, credit=credit)
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "gone" if self._link.is_lost else f"offered by {self._host or 'this machine'}"
+
+    def public_names(self) -> list[str]:
+        """Unknown: its class may not exist here."""
+        return []
+
+    async def wait_created(self) -> None:
+        """It exists."""
+
+    async def close(self) -> None:
+        """Let the object go, after everything that was called before. `as_remote` returns over there."""
+        with contextlib.suppress(Exception):  # it is gone already
+            await self.call(CallKind.CLOSE, "close")
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Let the object go at once."""
+        self.let_go("it was let go")
+        await self._gone.wait()
+
+    def let_go(self, why: str) -> None:
+        """Say goodbye: it is not to be offered again."""
+        self._why = self._why or why
+        self._link.disconnect()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether calling it is no use."""
+        return self._link.is_lost
+
+    def _why_dead(self, fate: CallFate) -> BaseException:
+        return ActorDied(self.name, self._why, fate=fate)
+
+
+class Manager:
+    """What `RemoteManager` gives. It takes the objects that are offered; `async for agent in manager` takes all."""
+
+    def __init__(self, address: str, tasks: trio.Nursery) -> None:
+        self.address = address
+        """Where it listens; with the port that was chosen."""
+        self._tasks = tasks
+        self._offers: deque[OfferedHandle] = deque()
+        self._present: set[OfferedHandle] = set()
+        """Taken or not."""
+        self._news = trio.Event()
+        self._names: Counter[str] = Counter()
+
+    async def get_remote(self) -> Proxy:
+        """The next object that is offered, in the order of arrival. Waits for one."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            while self._offers:
+                if not (handle := self._offers.popleft()).is_gone:
+                    return Proxy(handle)
+            await self._news.wait()
+
+    def __aiter__(self) -> Manager:
+        return self
+
+    async def __anext__(self) -> Proxy:
+        return await self.get_remote()
+
+    async def _serve(self, handle: OfferedHandle, channel: Channel) -> None:
+        self._present.add(handle)
+        await handle.serve(channel)
+        self._present.discard(handle)
+
+    def _let_all_go(self) -> None:
+        for handle in self._present:
+            handle.let_go("its manager has ended")
+
+    def _take_in(self, visitor: Visitor) -> None:
+        if not visitor.route.startswith(_OFFER_ROUTE):
+            visitor.refuse("this is a RemoteManager, which takes objects of `as_remote` only")
+        elif sum(not handle.is_gone for handle in self._offers) >= MAX_WAITING:
+            visitor.refuse(f"{MAX_WAITING} objects wait to be taken already")
+        else:
+            class_name = visitor.route.removeprefix(_OFFER_ROUTE)
+            self._names[class_name] += 1
+            handle = OfferedHandle(f"{class_name}#{self._names[class_name]}", visitor.peer_host)
+            self._tasks.start_soon(self._serve, handle, visitor.open())
+            self._offers.append(handle)
+            self._news.set()
+            self._news = trio.Event()
+
+
+@contextlib.asynccontextmanager
+async def RemoteManager(address: str, *, secret_file: str | None = None) -> AsyncIterator[Manager]:  # noqa: N802
+    """Listen at `address` for objects that other programs offer with `as_remote`. The block's end lets them all go.
+
+    Args:
+        address: "host:port"; "0.0.0.0:8037" is every interface.
+        secret_file: the secret that they must have. By default the one in this user's state folder for this port, made
+            if there is none: copy that file to the other machines.
+
+    Raises:
+        AuthenticationError: the secret cannot be read, kept or trusted.
+        OSError: the address cannot be used.
+        ValueError: it is no address.
+    """
+    parsed = parse_host_and_port(address)
+    keys: dict[str, bytes] = {}
+    with listen(str(parsed), keys=keys.get, max_message_bytes=MAX_MESSAGE_BYTES) as listener:
+        port = int(listener.address.rpartition(":")[2])
+        keys["driver"] = create_secrets(port)["driver"] if secret_file is None else _secret(port, secret_file)
+        async with background_tasks() as tasks:
+            manager = Manager(listener.address.removeprefix("tcp://"), tasks)
+
+            async def accept() -> None:
+                async for visitor in visitors(listener):
+                    with contextlib.suppress(OSError):  # it has gone already
+                        manager._take_in(visitor)
+
+            tasks.start_soon(accept)
+            try:
+                yield manager
+            finally:
+                manager._let_all_go()
+
+
+async def as_remote(
+    thing: object,
+    address: str,
+    *,
+    secret_file: str | None = None,
+    encrypt: bool = False,
+    max_concurrency: int = 1,
+) -> None:
+    """Offer an object to the `RemoteManager` at `address`, and serve its calls until the manager lets it go.
+
+    Waits for a manager that is not there yet, and offers the object again when the connection is lost. Methods without
+    `async` run one at a time in a thread of their own, `async` ones in this event loop.
+
+    Cancellation: withdraws the object. A running method without `async` is waited for.
+
+    Raises:
+        AuthenticationError: there is no secret, or the manager has another.
+        ConnectionRefusedError: whoever listens there takes no objects; the message says why.
+        ValueError: it is no address.
+    """
+    parsed = parse_host_and_port(address)
+    credentials = Credentials("driver", _secret(parsed.port, secret_file))
+    class_name = type(thing).__name__
+    offer = partial(
+        dial,
+        str(parsed),
+        credentials=credentials,
+        route=_OFFER_ROUTE + class_name,
+        encrypt=encrypt,
+        may_stall=True,
+        max_message_bytes=MAX_MESSAGE_BYTES,
+    )
+    async with _method_thread(class_name) as executor:
+        while True:
+            channel = await _dial_patiently(offer, address)
+            if await _serve_once(thing, class_name, channel, executor, max_concurrency):
+                return
+
+
+@contextlib.asynccontextmanager
+async def _method_thread(class_name: str) -> AsyncIterator[Executor]:
+    """The thread for methods without `async`. A method that raises SystemExit ends the block with it."""
+    executor, stops, token = Executor(), list[BaseException](), trio.lowlevel.current_trio_token()
+    with trio.CancelScope() as scope:
+
+        def run() -> None:
+            try:
+                executor.run()
+            except BaseException as stop:
+                stops.append(stop)
+                token.run_sync_soon(scope.cancel)
+
+        thread = threading.Thread(target=run, name=f"asyncparl {class_name}")
+        thread.start()
+        try:
+            yield executor
+        finally:
+            executor.stop()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(thread.join)
+    if stops:
+        raise stops[0]
+
+
+async def _dial_patiently(offer: Any, address: str) -> Channel:
+    say_at = trio.current_time() + _SAY_AFTER_S
+    while True:
+        try:
+            return await offer()  # type: ignore[no-any-return]
+        except DialRefused:
+            raise
+        except OSError as error:
+            if trio.current_time() > say_at:
+                sys.stderr.write(f"asyncparl: waiting for a RemoteManager at {address}: {error}\n")
+                say_at = float("inf")
+            await trio.sleep(_PAUSE_S)
+
+
+async def _serve_once(
+    thing: object, class_name: str, channel: Channel, executor: Executor, max_concurrency: int
+) -> bool:
+    """Over one connection; whether the manager let the object go."""
+    async with trio.open_nursery() as nursery:
+        host = ActorHost(executor, nursery, f"raised in {class_name} (pid {os.getpid()} on {os.uname().nodename})")
+        host.adopt(thing, max_concurrency)
+        link = Link(LinkCore(name=class_name, pid=os.getpid()), host)
+        link.attach(channel)
+        try:
+            await link.run()
+            was_let_go = link.core.state is LinkState.CLOSING
+        finally:
+            link.lose(lambda _: CallCancelled("the link was lost"))
+            host.link_lost(link)
+        nursery.cancel_scope.cancel()
+    return was_let_go
+
+
+def _secret(port: int, secret_file: str | None) -> bytes:
+    return find_secret("driver", port, secret_file=secret_file)

@@ -1,0 +1,158 @@
+"""Relays: where a driver cannot dial a node, both dial the master's port, and a process of its own joins the two.
+
+The master only pairs the sockets, by their route, and passes them on; the bytes, which may be many, do not slow it
+down. They are those of a second, end-to-end handshake and of what follows it: a relay can neither read nor change what
+was encrypted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import trio
+
+from asyncparl.runtime.zygote import die_with_parent
+from asyncparl.transport import Visitor
+
+RELAY_ROUTE = "relay/"
+PAIRING_LIMIT_S = 10.0
+MAX_UNPAIRED = 1000
+_CHUNK_BYTES = 256 * 1024
+_RUN = "from asyncparl.runtime.relay import main; main()"
+
+
+@dataclass(slots=True, eq=False)
+class _Pairing:
+    expires: float
+    first: socket.socket | None = None
+
+
+class Relays:
+    """The master's side: routes that were promised, and the process that joins those who came."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._pairings: dict[str, _Pairing] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def open(self) -> str:
+        """A new route; two parties may dial it within `PAIRING_LIMIT_S`."""
+        self._drop_late()
+        while len(self._pairings) >= MAX_UNPAIRED:
+            self._drop(next(iter(self._pairings)))
+        route = RELAY_ROUTE + os.urandom(16).hex()
+        self._pairings[route] = _Pairing(trio.current_time() + PAIRING_LIMIT_S)
+        return route
+
+    def arrived(self, visitor: Visitor) -> None:
+        """Somebody dialed a route.
+
+        Raises:
+            OSError: it has gone already.
+        """
+        self._drop_late()
+        pairing = self._pairings.get(visitor.route)
+        if pairing is None:
+            visitor.refuse("this relay route is not open (any more)")
+            return
+        connection, _ = visitor.hand_over()
+        if pairing.first is None:
+            pairing.first = connection
+            return
+        del self._pairings[visitor.route]
+        with pairing.first, connection:
+            self._join(pairing.first, connection)
+
+    def close(self) -> None:
+        """End the relay process and every connection through it."""
+        for route in list(self._pairings):
+            self._drop(route)
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _join(self, one: socket.socket, other: socket.socket) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._control is not None
+        try:
+            socket.send_fds(self._control, [b"join"], [one.fileno(), other.fileno()])
+        except OSError:
+            pass  # both see their connection end, and dial again
+
+    def _start(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _RUN, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def _drop_late(self) -> None:
+        now = trio.current_time()
+        for route in [route for route, pairing in self._pairings.items() if pairing.expires <= now]:
+            self._drop(route)
+
+    def _drop(self, route: str) -> None:
+        if (first := self._pairings.pop(route).first) is not None:
+            first.close()
+
+
+# --- the relay process --------------------------------------------------------------------------------------
+
+
+async def _serve(control: socket.socket) -> None:
+    control.setblocking(False)
+    async with trio.open_nursery() as nursery:
+        while True:
+            await trio.lowlevel.wait_readable(control)
+            packet, fds, _, _ = socket.recv_fds(control, 16, 2)
+            if not packet:
+                nursery.cancel_scope.cancel()
+                return
+            streams = [trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=fd))) for fd in fds]
+            if len(streams) == 2:
+                nursery.start_soon(_relay, streams[0], streams[1])
+            else:  # too many files are open here: the kernel dropped some
+                for stream in streams:
+                    stream.socket.close()
+
+
+async def _relay(one: trio.SocketStream, other: trio.SocketStream) -> None:
+    """Copy both ways until either side ends."""
+    async with one, other, trio.open_nursery() as nursery:
+        nursery.start_soon(_copy, one, other)
+        nursery.start_soon(_copy, other, one)
+
+
+async def _copy(source: trio.SocketStream, target: trio.SocketStream) -> None:
+    try:
+        while data := await source.receive_some(_CHUNK_BYTES):
+            await target.send_all(data)
+        await target.send_eof()
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        # One broken direction ends both: the other one waits for what will not come.
+        for stream in (source, target):
+            stream.socket.close()
+
+
+def main() -> None:
+    """Run the relay of a master."""
+    control_fd, master_pid = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(master_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    trio.run(_serve, socket.socket(fileno=control_fd))

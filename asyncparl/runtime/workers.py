@@ -1,0 +1,371 @@
+"""The worker processes of one node: started by zygotes, watched until the last line of their output is read.
+
+`WorkerPool` acts; what is due when is decided by the pure `protocol/membership.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import trio
+
+from asyncparl.errors import ResourceError
+from asyncparl.protocol.control import ActorExited, ActorOutput, ActorStarted
+from asyncparl.protocol.membership import Member, Membership
+from asyncparl.runtime import zygote
+from asyncparl.runtime.output import OutputReader
+from asyncparl.transport import Admission
+
+_RUN_ZYGOTE = "from asyncparl.runtime.zygote import main; main()"
+_MAX_ZYGOTES = 8
+_SETTLE_S = 0.5
+"""How long the output of a dead worker is waited for: a grandchild may hold its pipes open."""
+
+
+class ZygoteKind(NamedTuple):
+    """Workers of the same kind are forked from the same zygote."""
+
+    start_method: str
+    preload: tuple[str, ...]
+    sys_path: tuple[str, ...]
+    """Where the preloaded modules are found."""
+
+
+class WorkerSpec(NamedTuple):
+    """A worker to be started."""
+
+    actor_id: str
+    name: str
+    owner: int
+    """Which of the node's drivers it belongs to."""
+    kind: ZygoteKind
+    setup: zygote.WorkerSetup
+    num_cpus: float
+    environ: dict[str, str | None]
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """What the node holds of a worker process."""
+
+    member: Member
+    zygote: ZygoteClient
+    control: socket.socket
+    """Its address comes from here, and connections that were handed over go there."""
+    output: OutputReader
+    on_exit: Callable[[ActorExited], None]
+    forked: trio.Event = field(default_factory=trio.Event)
+    exited: trio.Event = field(default_factory=trio.Event)
+    reported: trio.Event = field(default_factory=trio.Event)
+    pid: int = 0
+    failure: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, or did not start, for people."""
+        if failure := self.member.failure or self.failure:
+            return failure
+        if not self.exited.is_set():
+            return "it took too long"
+        if self.signal is not None:
+            return f"killed by {signal.Signals(self.signal).name}"
+        return f"its process exited with code {self.exit_code}"
+
+
+class ZygoteClient:
+    """A zygote as the node sees it."""
+
+    def __init__(self, kind: ZygoteKind) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
+        environ = {**os.environ, **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
+        setup = zygote.ZygoteSetup(theirs.fileno(), list(kind.sys_path), list(kind.preload), kind.start_method)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _RUN_ZYGOTE, msgspec.json.encode(setup).decode()],
+            stdin=subprocess.DEVNULL,
+            # Our own standard output tells our address; what a preloaded module prints must not get there.
+            stdout=sys.stderr.fileno(),
+            pass_fds=[theirs.fileno()],
+            env=environ,
+        )
+        theirs.close()
+        ours.setblocking(False)
+        self._sending = trio.Lock()
+        self._std_socket = ours
+        self._socket = trio.socket.from_stdlib_socket(ours)
+
+    async def send(self, message: zygote.ToZygote, fds: tuple[int, ...] = ()) -> None:
+        """Tell the zygote something.
+
+        Raises:
+            ResourceError: it has died, or the message is too long for it.
+        """
+        packet = zygote.encode(message)
+        if len(packet) > zygote.MAX_PACKET_BYTES:
+            raise ResourceError(f"the program's sys.path and arguments are too long ({len(packet):,} bytes)")
+        async with self._sending:
+            while True:
+                try:
+                    socket.send_fds(self._std_socket, [packet], fds)
+                    return
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._std_socket)
+                except OSError as error:
+                    raise ResourceError(f"the process that starts workers has died ({error.strerror})") from None
+
+    async def receive(self) -> zygote.FromZygote | None:
+        """What it says next; None when it has died."""
+        try:
+            packet = await self._socket.recv(zygote.MAX_PACKET_BYTES)
+        except (ConnectionError, trio.ClosedResourceError):
+            return None
+        return zygote.decode_from_zygote(packet) if packet else None
+
+    def close(self) -> None:
+        """End it, and with it every worker that is left."""
+        self._socket.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class WorkerPool:
+    """All workers of this node. `run` must be running; `close` ends whatever is left."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._membership = Membership()
+        self._workers: dict[str, Worker] = {}
+        self._zygotes: dict[ZygoteKind, ZygoteClient] = {}
+        self._deadlines_changed = trio.Event()
+
+    def warm(self, kind: ZygoteKind) -> None:
+        """Start the zygote for workers of this kind, before the first of them is asked for."""
+        self._zygote(kind)
+
+    async def start(
+        self, spec: WorkerSpec, on_output: Callable[[ActorOutput], None], on_exit: Callable[[ActorExited], None]
+    ) -> ActorStarted:
+        """Start a worker; returns when it listens. `on_exit` is called once, after the last output.
+
+        Raises:
+            ResourceError: it did not start; the reason in words. `on_exit` is called all the same.
+            OSError: too many files are open; nothing was started.
+            ValueError: the id is taken.
+        """
+        worker, fds = self._enter(spec, on_output, on_exit)
+        try:
+            await worker.zygote.send(_fork_message(spec), fds)
+        except ResourceError as error:
+            self._ended(worker, failure=str(error))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        address = ""
+        with trio.move_on_after(self._membership.start_limit_s):
+            address = await _read_address(worker.control)
+            await worker.forked.wait()
+            if not address:
+                await worker.exited.wait()
+        if not address or not worker.pid:
+            raise ResourceError(f"{spec.name} did not start: {worker.reason}")
+        self._membership.ready(spec.actor_id)
+        return ActorStarted(address, worker.pid)
+
+    async def stop(self, actor_id: str, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s` (at once if 0). Returns when it has ended and was reported."""
+        worker = self._workers.get(actor_id)
+        if worker is None:
+            return
+        if self._membership.stop(actor_id, grace_s=grace_s, now=trio.current_time()):
+            self._deadlines_changed.set()
+            if grace_s > 0:
+                await self._signal(worker, signal.SIGTERM)
+        await worker.reported.wait()
+
+    async def stop_owned_by(self, owner: int, grace_s: float) -> None:
+        """Stop every worker of one driver."""
+        async with trio.open_nursery() as nursery:
+            for member in self._membership.owned_by(owner):
+                nursery.start_soon(self.stop, member.actor_id, grace_s)
+
+    async def stop_all(self, grace_s: float, reason: str) -> None:
+        """Stop every worker; their reports say why."""
+        async with trio.open_nursery() as nursery:
+            for worker in list(self._workers.values()):
+                worker.failure = worker.failure or reason
+                nursery.start_soon(self.stop, worker.member.actor_id, grace_s)
+
+    def hand_over(self, actor_id: str, connection: socket.socket, admission: Admission) -> bool:
+        """Give a worker a connection that the node has let in; False if there is no such worker."""
+        with connection:
+            worker = self._workers.get(actor_id)
+            if worker is None:
+                return False
+            try:
+                socket.send_fds(worker.control, [msgspec.msgpack.encode(admission)], [connection.fileno()])
+            except OSError:
+                return False  # it has ended, or has not looked for so long that its queue is full
+            return True
+
+    async def run(self) -> None:
+        """Kill what is overdue, for ever."""
+        while True:
+            wait_s = self._membership.next_deadline() - trio.current_time()
+            with trio.move_on_after(max(0.0, wait_s)):
+                await self._deadlines_changed.wait()
+            self._deadlines_changed = trio.Event()
+            overdue = self._membership.overdue(now=trio.current_time())
+            for member in overdue:
+                if (worker := self._workers.get(member.actor_id)) is not None:
+                    await self._signal(worker, signal.SIGKILL)
+            if overdue:
+                await trio.sleep(0.05)  # until the zygote reports them, they stay overdue
+
+    def close(self) -> None:
+        """End every process that is left. After `run` and its nursery were cancelled."""
+        for worker in self._workers.values():
+            worker.control.close()
+        for client in self._zygotes.values():
+            client.close()
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _enter(
+        self, spec: WorkerSpec, on_output: Callable[[ActorOutput], None], on_exit: Callable[[ActorExited], None]
+    ) -> tuple[Worker, tuple[int, ...]]:
+        """The new worker, and the descriptors of its own ends."""
+        (out_read, out_write), (err_read, err_write), (ours, theirs) = _open_ends()
+        member = self._membership.start(spec.actor_id, spec.name, spec.owner, now=trio.current_time())
+        self._deadlines_changed.set()
+        output = OutputReader(out_read, err_read, spec.actor_id, on_output)
+        control = socket.socket(fileno=ours)
+        control.setblocking(False)
+        worker = Worker(member, self._zygote(spec.kind), control, output, on_exit)
+        self._workers[spec.actor_id] = worker
+        self._nursery.start_soon(self._follow_worker, worker)
+        return worker, (out_write, err_write, theirs)
+
+    def _zygote(self, kind: ZygoteKind) -> ZygoteClient:
+        client = self._zygotes.get(kind)
+        if client is None:
+            self._make_room()
+            client = self._zygotes[kind] = ZygoteClient(kind)
+            self._nursery.start_soon(self._follow_zygote, client)
+        return client
+
+    def _make_room(self) -> None:
+        """Drop the oldest zygote without workers, if there are many."""
+        if len(self._zygotes) < _MAX_ZYGOTES:
+            return
+        busy = {worker.zygote for worker in self._workers.values()}
+        for kind, client in self._zygotes.items():
+            if client not in busy:
+                del self._zygotes[kind]
+                client.close()
+                return
+
+    async def _follow_worker(self, worker: Worker) -> None:
+        """Forward its output, and report its end after the last line."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.output.run)
+            await worker.exited.wait()
+            nursery.cancel_scope.deadline = trio.current_time() + _SETTLE_S
+        actor_id = worker.member.actor_id
+        del self._workers[actor_id]
+        _close_control(worker.control)
+        worker.on_exit(ActorExited(actor_id, worker.reason, worker.exit_code, worker.signal, worker.output.tail()))
+        worker.reported.set()
+
+    async def _follow_zygote(self, client: ZygoteClient) -> None:
+        while (message := await client.receive()) is not None:
+            worker = self._workers.get(message.actor_id)
+            if worker is None:
+                continue
+            match message:
+                case zygote.Forked(_, pid):
+                    worker.pid = pid
+                    worker.forked.set()
+                case zygote.ForkFailed(_, reason):
+                    self._ended(worker, failure=reason)
+                case zygote.Exited(_, exit_code, signal_number):
+                    worker.exit_code, worker.signal = exit_code, signal_number
+                    self._ended(worker)
+        self._zygotes = {kind: other for kind, other in self._zygotes.items() if other is not client}
+        # The kernel kills its workers; make sure of it, then say so.
+        for worker in [worker for worker in self._workers.values() if worker.zygote is client]:
+            if worker.pid and not worker.exited.is_set():
+                _kill_group(worker.pid)
+            self._ended(worker, failure="the process that starts workers has died")
+
+    def _ended(self, worker: Worker, failure: str = "") -> None:
+        worker.failure = worker.failure or failure
+        self._membership.exited(worker.member.actor_id)
+        worker.forked.set()
+        worker.exited.set()
+
+    @staticmethod
+    async def _signal(worker: Worker, number: int) -> None:
+        try:
+            await worker.zygote.send(zygote.Kill(worker.member.actor_id, number))
+        except ResourceError:
+            pass  # then its workers are being ended by `_follow_zygote`
+
+
+def _fork_message(spec: WorkerSpec) -> zygote.Fork:
+    num_threads = max(1, math.floor(spec.num_cpus)) if math.isfinite(spec.num_cpus) else 1
+    threads = {name: os.environ.get(name, str(num_threads)) for name in zygote.THREAD_VARIABLES}
+    return zygote.Fork(spec.actor_id, spec.name, num_threads, spec.setup, {**threads, **spec.environ})
+
+
+async def _read_address(control: socket.socket) -> str:
+    """What a worker says first: where it listens. Empty if it ended before."""
+    while True:
+        try:
+            return control.recv(zygote.MAX_PACKET_BYTES).decode()
+        except BlockingIOError:
+            try:
+                await trio.lowlevel.wait_readable(control)
+            except trio.ClosedResourceError:
+                return ""
+        except OSError:
+            return ""
+
+
+def _close_control(control: socket.socket) -> None:
+    trio.lowlevel.notify_closing(control)
+    control.close()
+
+
+def _open_ends() -> list[tuple[int, int]]:
+    """Two pipes and a pair of sockets: all of them, or none."""
+    opened: list[tuple[int, int]] = []
+    try:
+        opened += [os.pipe(), os.pipe()]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        opened.append((ours.detach(), theirs.detach()))
+    except OSError:
+        for fd in (fd for pair in opened for fd in pair):
+            os.close(fd)
+        raise
+    return opened
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
