@@ -27,8 +27,8 @@ from asyncparl.protocol.values import Encoded
 
 ALIVE_INTERVAL_S = 1.0
 """Nodes tell the master and their drivers that often that they live."""
-SILENCE_LIMIT_S = 5.0
-"""A silence as long as this is the end of a node, or of the link to a master."""
+SILENCE_LIMIT_S = 4.5
+"""A silence as long as this is the end of the link to a node or to a master: it is noticed within 5 s."""
 ACTOR_ROUTE = "actor/"
 """With the id of an actor: what to dial at a node to be connected to the worker."""
 
@@ -105,7 +105,7 @@ class JoinNode(msgspec.Struct, tag=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):
-    """Once a second. Answered with `Beat`."""
+    """As often as the last `Beat` says. Answered with `Beat`."""
 
 
 class LeaseStarted(msgspec.Struct, tag=True, frozen=True):
@@ -230,7 +230,10 @@ class Joined(msgspec.Struct, tag=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):
+    """The master hears you; tell it again in `interval_s`."""
+
     cluster_time: float
+    interval_s: float
 
 
 class NodeTicket(msgspec.Struct, tag=True, frozen=True):

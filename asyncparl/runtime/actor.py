@@ -157,6 +157,11 @@ class ActorHandle:
         self._report = report
         self._reported.set()
 
+    def node_lost(self, why: str) -> None:
+        """The node is gone, and with it the process, as far as we shall ever know."""
+        self.exited(ActorExited(self.actor_id, f"its node is gone: {why}", None, None, []))
+        self._link.disconnect()
+
     async def _live(self, demand: Demand) -> str:
         """Until the link is lost; why."""
         if (reason := await self._cannot_be_created()) is not None:

@@ -90,16 +90,20 @@ class NodeAtMaster:
         self.joined.set()
 
     async def _beat(self, link: Link) -> None:
+        next_at, interval_s = trio.current_time(), ALIVE_INTERVAL_S
         while not link.is_lost:
             with trio.move_on_after(SILENCE_LIMIT_S) as patience:
                 try:
-                    self._set_clock((await ask(link, Heartbeat())).cluster_time)
+                    beat = await ask(link, Heartbeat())
                 except MasterLost:
                     return
+                self._set_clock(beat.cluster_time)
+                interval_s = beat.interval_s
             if patience.cancelled_caught:
                 link.disconnect()
                 return
-            await trio.sleep(ALIVE_INTERVAL_S)
+            next_at = max(next_at + interval_s, trio.current_time())  # not later because an answer was slow
+            await trio.sleep_until(next_at)
 
     async def _hear_orders(self, link: Link) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import trio
 from asyncparl.errors import AuthenticationError, ProtocolError, ResourceError
 from asyncparl.protocol.cluster import ClusterCore
 from asyncparl.protocol.control import (
+    ALIVE_INTERVAL_S,
     Answer,
     AskPlace,
     AskTicket,
@@ -68,6 +69,8 @@ from asyncparl.transport import Listener, Visitor
 TICK_S = 0.5
 TICKET_LIFE_S = 600.0
 _STOP_LIMIT_S = 10.0
+_BEATS_PER_S = 250
+_SLOWEST_BEAT_S = 2.0
 
 
 class _Member(Peer):
@@ -192,11 +195,11 @@ class Master:
 
     # --- what is asked --------------------------------------------------------------------------------------
 
-    async def _answer(self, member: _Member, request: Any) -> Answer | None:
+    def _answer(self, member: _Member, request: Any) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         if isinstance(request, NodeToMaster):
             return self._answer_node(member, request)
         if isinstance(request, DriverToMaster):
-            return await self._answer_driver(member, request)
+            return self._answer_driver(member, request)
         raise ProtocolError(f"{type(request).__name__} is nothing to ask of a master")
 
     def _answer_node(self, member: _Member, request: NodeToMaster) -> Answer | None:
@@ -209,7 +212,7 @@ class Master:
         match request:
             case Heartbeat():
                 self._core.heard_node(member.node_id, now)
-                return Beat(self._cluster_time())
+                return Beat(self._cluster_time(), self._beat_interval_s())
             case LeaseStarted(lease):
                 if not self._core.lease_started(member.node_id, lease.actor_id, lease):
                     member.orders.send(EndActor(lease.actor_id))
@@ -365,6 +368,10 @@ class Master:
     def _check_role(self, member: _Member, role: str) -> None:
         if self._secrets is not None and member.key_id != role:
             raise AuthenticationError(f"this takes the secret of a {role}; the peer has that of a {member.key_id}")
+
+    def _beat_interval_s(self) -> float:
+        """Many nodes tell less often that they live; every silence is still noticed."""
+        return min(max(ALIVE_INTERVAL_S, len(self._nodes) / _BEATS_PER_S), _SLOWEST_BEAT_S)
 
     def _cluster_time(self) -> float:
         return trio.current_time() + self._clock_offset

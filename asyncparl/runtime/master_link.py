@@ -16,7 +16,7 @@ from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.protocol.control import MasterRequest, decode_answer, encode_control
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import CallKind
-from asyncparl.runtime.call import Call, make_call
+from asyncparl.runtime.call import Call, failed_call, make_call
 from asyncparl.runtime.exceptions import rebuild_described
 from asyncparl.runtime.link import Link
 from asyncparl.transport import Channel, DialRefused
@@ -166,6 +166,8 @@ class MasterLink:
 def ask(link: Link, request: Any, *, credit: int = 0) -> Call[Any]:
     """Make a control call. Nothing in its answer, nor in what it raises, is a pickle."""
     name = type(request).__name__
+    if link.is_lost:
+        return failed_call(name, MasterLost("the link has ended"))
     return make_call(
         link,
         name,

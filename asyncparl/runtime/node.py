@@ -243,6 +243,8 @@ class Node:
             raise AuthenticationError("this lease is for something else")
         if self._is_draining:
             raise ResourceError(f"{self._config.info.name} is shutting down")
+        if lease.actor_id in self._leases:
+            raise ResourceError(f"{request.name} has been started already")
         job = self._job(driver)
         spec = WorkerSpec(
             lease.actor_id,

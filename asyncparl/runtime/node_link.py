@@ -14,7 +14,6 @@ import trio
 from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.protocol.control import (
     ACTOR_ROUTE,
-    ALIVE_INTERVAL_S,
     SILENCE_LIMIT_S,
     ActorExited,
     ActorOutput,
@@ -38,6 +37,7 @@ from asyncparl.runtime.ways import WayToNode
 from asyncparl.transport import dial
 from asyncparl.transport.base import Channel
 
+_LOOK_INTERVAL_S = 0.25
 _EVENT_CREDIT = 256
 _CODE_CHUNK_BYTES = 1 << 20
 
@@ -56,12 +56,15 @@ class NodeLink:
         self._ready = trio.Event()
         self._failure: Exception | None = None
         self._why_lost = ""
+        self.was_reached = True
+        """False once it is known that there is no way to the node: nothing was started there."""
 
     async def run(self) -> str:
         """Connect, and serve until the link is lost; returns why. Never raises: those who wait are told."""
         try:
             self._link.attach(await self.way.dial(encrypt=True))
         except (OSError, AsyncparlError) as error:
+            self.was_reached = False
             self._failure = ResourceError(f"{self.name} cannot be reached: {error}")
             self._ready.set()
             return self._lost(str(error))
@@ -141,7 +144,7 @@ class NodeLink:
             await ask(self._link, PutCode(package.digest, chunk, is_last, package.size))
 
     async def _follow(self) -> None:
-        alive = Liveness(ALIVE_INTERVAL_S, SILENCE_LIMIT_S, now=trio.current_time())
+        alive = Liveness(_LOOK_INTERVAL_S, SILENCE_LIMIT_S, now=trio.current_time())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_silence, alive)
             try:
@@ -154,7 +157,7 @@ class NodeLink:
 
     async def _watch_silence(self, alive: Liveness) -> None:
         while True:
-            await trio.sleep(ALIVE_INTERVAL_S)
+            await trio.sleep(_LOOK_INTERVAL_S)
             if alive.tick(trio.current_time()):
                 self._why_lost = f"it has been silent for {SILENCE_LIMIT_S:g} s"
                 self._link.disconnect()

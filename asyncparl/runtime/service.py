@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import shutil
 import socket
 import sys
@@ -38,6 +39,7 @@ from asyncparl.transport.addresses import TcpAddress
 
 MAX_CONTROL_BYTES = 16 << 20
 """Of one message to or from a master: it carries no data."""
+_FOLDER_PREFIX = "asyncparl-node-"
 _CERTIFICATE = "asyncparl.transport.certificate"
 """Slow to import, so not when the first encrypted connection waits for it."""
 MAX_CODE_BYTES = 2 << 30
@@ -196,11 +198,31 @@ async def _first_of(*events: trio.Event) -> None:
 @contextlib.contextmanager
 def _node_folder() -> Iterator[str]:
     """For socket files and logs. Short, because the path of a socket file must be; only we may enter it."""
-    directory = tempfile.mkdtemp(prefix="asyncparl-node-")
+    _sweep_folders()
+    directory = tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-")
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep_folders() -> None:
+    """Remove what nodes of this user left that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and not _is_alive(int(pid)) and folder.stat().st_uid == os.geteuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _listen_anywhere(where: str, keys: Callable[[str], bytes | None]) -> Listener:

@@ -1,6 +1,6 @@
 """Serving control requests over links: what a node and a master do alike.
 
-Each request is a task; its answer, or what it raises, goes back. A request that streams gets an `EventStream`, into
+A request that has to wait is a task; its answer, or what it raises, goes back. A request that streams gets an `EventStream`, into
 which its owner puts events at any time; they leave as the peer grants credit.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import trio
@@ -88,7 +88,7 @@ class Peer:
         self.link.disconnect()
 
 
-AnswerRequest = Callable[[Any, Any], Awaitable[Answer | None]]
+AnswerRequest = Callable[[Any, Any], Answer | Coroutine[Any, Any, Answer | None] | None]
 StartStream = Callable[[Any, Any], EventStream]
 
 
@@ -129,17 +129,20 @@ class RequestServer:
         request = decode_request(arrived.frame.payload)
         peer, call_id = self._peers[link], arrived.call.call_id
         start_stream = self._streams.get(type(request))
-        if start_stream is None:
-            peer.requests[call_id] = trio.CancelScope()
-            self._nursery.start_soon(self._run_request, peer, call_id, request)
-            return
         try:
-            stream = start_stream(peer, request)
+            if start_stream is not None:
+                peer.streams[call_id] = stream = start_stream(peer, request)
+                stream.open(link, call_id)
+                return
+            answer = self._answer(peer, request)
         except Exception as error:
             link.answer_raised(call_id, describe_exception(error, note=self._note))
+            return
+        if isinstance(answer, Coroutine):
+            peer.requests[call_id] = trio.CancelScope()
+            self._nursery.start_soon(self._finish_request, peer, call_id, answer)
         else:
-            peer.streams[call_id] = stream
-            stream.open(link, call_id)
+            link.answer_returned(call_id, NOTHING if answer is None else encode_control(answer))
 
     def cancel_arrived(self, link: Link, call_id: int) -> None:
         """The peer has lost interest."""
@@ -155,11 +158,11 @@ class RequestServer:
         if (stream := self._peers[link].streams.get(call_id)) is not None:
             stream.flush()
 
-    async def _run_request(self, peer: Peer, call_id: int, request: Any) -> None:
+    async def _finish_request(self, peer: Peer, call_id: int, pending: Coroutine[Any, Any, Answer | None]) -> None:
         link = peer.link
         with peer.requests[call_id] as scope:
             try:
-                answer = await self._answer(peer, request)
+                answer = await pending
                 link.answer_returned(call_id, NOTHING if answer is None else encode_control(answer))
             except Exception as error:
                 link.answer_raised(call_id, describe_exception(error, note=self._note))

@@ -55,6 +55,8 @@ _JOIN_LIMIT_S = 15.0
 _STOP_GRACE_S = 1.0
 _STOP_LIMIT_S = 10.0
 _EXPLAIN_AFTER_S = 3.0
+_REACH_LIMIT_S = 15.0
+_ASK_AGAIN_S = 0.5
 
 _session: contextvars.ContextVar[Session] = contextvars.ContextVar("asyncparl_session")
 
@@ -131,20 +133,34 @@ class Session:
             ResourceError: there is none, and there cannot be; or it cannot be reached.
             ValueError: the program cannot be sent there.
         """
+        give_up_at = trio.current_time() + _REACH_LIMIT_S
+        while True:
+            placed = await self._ask_place(actor_id, name, demand)
+            node = self._node(placed.ticket)
+            try:
+                await node.wait_ready()
+            except ResourceError:
+                if node.was_reached or trio.current_time() > give_up_at:
+                    raise
+                # The node went a moment ago, and the master will notice soon: another one may have room.
+                await self.withdraw(actor_id)
+                await trio.sleep(_ASK_AGAIN_S)
+            else:
+                return node, placed.lease
+
+    async def _ask_place(self, actor_id: str, name: str, demand: Demand) -> Placed:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._explain_wait, actor_id, name)
+            failure = None
             try:
                 placed = await self._master.request(AskPlace(actor_id, name, demand))
-                failure = None
             except AsyncparlError as error:
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
         assert isinstance(placed, Placed)
-        node = self._node(placed.ticket)
-        await node.wait_ready()
-        return node, placed.lease
+        return placed
 
     async def withdraw(self, actor_id: str) -> None:
         """Give back what an actor was given and never took."""
@@ -225,7 +241,7 @@ class Session:
             del self._nodes[node_id]
         for actor in list(self._actors.values()):
             if actor.node is node:
-                actor.exited(ActorExited(actor.actor_id, f"its node is gone: {why}", None, None, []))
+                actor.node_lost(why)
 
     async def _leave(self, node: NodeLink) -> None:
         with contextlib.suppress(AsyncparlError):  # the node is gone, and everything of it
