@@ -18,6 +18,11 @@ def new_node_id() -> str:
     return secrets.token_hex(6)
 
 
+def new_token() -> str:
+    """A secret of its maker."""
+    return secrets.token_hex(16)
+
+
 def new_driver_id() -> str:
     """An id that no other driver of any cluster has."""
     return secrets.token_hex(6)

@@ -41,8 +41,8 @@ def visible_gpus() -> list[str]:
         devices = os.listdir(_NVIDIA_DEVICES)
     except OSError:
         return []
-    numbers = sorted(int(name.removeprefix("nvidia")) for name in devices if name.removeprefix("nvidia").isdigit())
-    return [str(number) for number in numbers]
+    # Their numbers are not those of CUDA, which counts the ones that it sees.
+    return [str(index) for index, _ in enumerate(name for name in devices if name.removeprefix("nvidia").isdigit())]
 
 
 def host_identity() -> str:

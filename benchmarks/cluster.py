@@ -30,7 +30,7 @@ from _report import Row, report
 
 import asyncparl
 from asyncparl.errors import ActorDied
-from asyncparl.ids import new_actor_id, new_driver_id, new_node_id
+from asyncparl.ids import new_actor_id, new_driver_id, new_node_id, new_token
 from asyncparl.protocol.control import AskPlace, DescribeCluster, JoinDriver, LeaseStarted, Order
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, Demand, Lease
@@ -302,7 +302,7 @@ class Fleet:
 
     @staticmethod
     async def _join_program(link: Link) -> None:
-        await ask(link, JoinDriver(new_driver_id(), "program", our_versions()))
+        await ask(link, JoinDriver(new_driver_id(), "program", our_versions(), new_token()))
 
 
 async def master_rows(num_nodes: int, num_actors: int, seconds: float) -> list[Row]:

@@ -192,7 +192,8 @@ def _say_how_it_ended(result: TrainingResult) -> None:
     click.echo(f"{ending} after {report.agent_steps:,} steps; mean return {report.mean_return:.2f}")
     click.echo(f"results: {result.run_dir}")
     if result.stop_reason is not None and result.checkpoint is not None:
-        click.echo(f"go on with: asyncparl train impala --resume {result.run_dir}")
+        program = sys.argv[0] if Path(sys.argv[0]).name == "asyncparl" else "asyncparl"
+        click.echo(f"go on with: {program} train impala --resume {result.run_dir}")
 
 
 def _warn(line: str) -> None:

@@ -203,7 +203,15 @@ class ClusterCore:
             self._place(now)
         self._untold.pop(actor_id, None)
         held = self._held.get(actor_id)
+        if held is not None and held.granted_at is not None:
+            held.granted_at = now  # it is still wanted
+            self._unstarted[actor_id] = self._unstarted.pop(actor_id)
         return Waiting(actor_id) if held is None else Granted(held.lease)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that are here, or may come back."""
+        return len(self._nodes)
 
     def owner_of(self, actor_id: str) -> str | None:
         """The driver whose actor it is, while it waits or has a place."""

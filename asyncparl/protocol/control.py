@@ -44,6 +44,8 @@ class JoinDriver(msgspec.Struct, tag=True, frozen=True):
     driver_id: str
     name: str
     versions: Versions
+    token: str
+    """Chosen by the driver at its first join; nobody else knows it, so nobody else can join in its name."""
 
 
 class AskPlace(msgspec.Struct, tag=True, frozen=True):
@@ -83,6 +85,8 @@ class OpenRelay(msgspec.Struct, tag=True, frozen=True):
     """I cannot dial this node: have it dial back. Answered with `RelayOpened`."""
 
     node_id: str
+    may_stall: bool
+    """As of `dial`."""
 
 
 class DescribeCluster(msgspec.Struct, tag=True, frozen=True):
@@ -102,6 +106,8 @@ class JoinNode(msgspec.Struct, tag=True, frozen=True):
     info: NodeInfo
     incarnation: int
     leases: list[Lease]
+    is_draining: bool
+    """It takes no more actors."""
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):

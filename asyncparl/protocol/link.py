@@ -225,6 +225,11 @@ class LinkCore:
         return bool(self._outgoing)
 
     @property
+    def num_outgoing(self) -> int:
+        """How many messages `take_outgoing` has to give."""
+        return len(self._outgoing)
+
+    @property
     def next_outgoing(self) -> Outgoing:
         """What `take_outgoing` will give."""
         return self._outgoing[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from asyncparl.protocol.resources import Capacity
 
 MAX_ID_LENGTH = 64
+_ID = re.compile(rf"[0-9A-Za-z_-]{{1,{MAX_ID_LENGTH}}}")
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -46,10 +48,13 @@ def version_fault(ours: Versions, theirs: Versions) -> str | None:
 
 
 def id_fault(what: str, identity: str) -> str | None:
-    """Why something cannot be known by this id: it has to fit into tickets and tables."""
-    if 1 <= len(identity) <= MAX_ID_LENGTH and identity.isascii():
+    """Why something cannot be known by this id: it has to fit into tickets and tables, and into names of files."""
+    if _ID.fullmatch(identity):
         return None
-    return f"the id of {what} must have 1 to {MAX_ID_LENGTH} ASCII characters, not {identity[: MAX_ID_LENGTH + 1]!r}"
+    return (
+        f"the id of {what} must have 1 to {MAX_ID_LENGTH} letters, digits, dashes and underscores, "
+        f"not {identity[: MAX_ID_LENGTH + 1]!r}"
+    )
 
 
 def unique_name(wanted: str, taken: Collection[str]) -> str:

@@ -86,6 +86,10 @@ class ActorHandle:
             return "starting"
         return f"pid {self.pid} on {self.node.name}"
 
+    async def wait_gone(self) -> None:
+        """Until its process has ended and every call is settled."""
+        await self._gone.wait()
+
     @property
     def is_gone(self) -> bool:
         """Whether its process has ended and every call is settled."""
@@ -137,7 +141,10 @@ class ActorHandle:
             nursery.start_soon(self._watch_constructor)
             try:
                 why = await self._live(demand)
+                if self.pid is None and self.node is not None:
+                    await self._session.withdraw(self.actor_id)  # if the node did not even try
                 if not self._reported.is_set():
+                    self.expect_end(f"the link to it was lost: {why}", by_force=True)
                     with trio.move_on_after(_REPORT_LIMIT_S):
                         await self._stop_process()
                         await self._reported.wait()
@@ -169,6 +176,8 @@ class ActorHandle:
         try:
             node, lease = await self._place(demand)
             if self._is_doomed():
+                await self._session.withdraw(self.actor_id)  # the place came after the wish to end
+                self._reported.set()
                 return self._intended_end
             self.node = node
             started = await node.request(StartActor(self.actor_id, self.name, lease))

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
-from asyncparl.ids import new_driver_id
+from asyncparl.ids import new_driver_id, new_token
 from asyncparl.protocol.control import (
     AskTicket,
     DescribeCluster,
@@ -97,7 +97,7 @@ class NodeLogs:
 
 
 async def _join(link: Link) -> None:
-    await ask(link, JoinDriver(new_driver_id(), "asyncparl logs", our_versions()))
+    await ask(link, JoinDriver(new_driver_id(), "asyncparl logs", our_versions(), new_token()))
 
 
 @contextlib.asynccontextmanager

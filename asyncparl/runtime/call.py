@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -62,7 +63,7 @@ class _Pending:
         self.orphaned = False
         """Nobody holds the `Call` any more."""
         self.waiters: list[trio.lowlevel.Task] = []
-        self.watchers: list[Callable[[], None]] = []
+        self.watchers: list[_Watcher] = []
 
     # --- told by the link -----------------------------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class Call(Generic[T]):
             try:
                 await pending.wait()
             except trio.Cancelled:
-                if not pending.waiters and not pending.watchers:
+                if not pending.waiters and not any(watcher.is_watching() for watcher in pending.watchers):
                     pending.cancel()
                 raise
         if pending.streams and pending.error is None:
@@ -273,7 +274,7 @@ async def gather(calls: Iterable[Call[T]]) -> list[T]:
 
     The first call to fail cancels the rest, and its exception is raised as it is. So does cancelling `gather`.
     """
-    calls = list(calls)
+    calls = _checked(calls)
     try:
         async for call in as_completed(calls):
             await call
@@ -282,6 +283,14 @@ async def gather(calls: Iterable[Call[T]]) -> list[T]:
         for call in calls:
             call.cancel()
         raise
+
+
+def _checked(calls: Iterable[Call[T]]) -> list[Call[T]]:
+    calls = list(calls)
+    for call in calls:
+        if not isinstance(call, Call):
+            raise TypeError(f"expected calls such as actor.method(...), got {call!r}")
+    return calls
 
 
 def as_completed(calls: Iterable[Call[T]]) -> AsyncIterator[Call[T]]:
@@ -297,12 +306,12 @@ class _AsCompleted(Generic[T]):
         self._done: deque[Call[T]] = deque()
         self._something = trio.Event()
         self._num_left = 0
-        for call in calls:
+        for call in _checked(calls):
             self._num_left += 1
             if call.done() or call._pending.items:
                 self._done.append(call)
             else:
-                call._pending.watchers.append(self._watcher(call))
+                call._pending.watchers.append(_Watcher(self, call))
 
     def __aiter__(self) -> _AsCompleted[T]:
         return self
@@ -318,9 +327,24 @@ class _AsCompleted(Generic[T]):
         self._num_left -= 1
         return self._done.popleft()
 
-    def _watcher(self, call: Call[T]) -> Callable[[], None]:
-        def call_ended() -> None:
-            self._done.append(call)
-            self._something.set()
+    def _ended(self, call: Call[T]) -> None:
+        self._done.append(call)
+        self._something.set()
 
-        return call_ended
+
+class _Watcher:
+    """Tells an iteration that a call has ended; one that was left early hears of nothing, and keeps nobody waiting."""
+
+    __slots__ = ("_call", "_iteration")
+
+    def __init__(self, iteration: _AsCompleted[Any], call: Call[Any]) -> None:
+        self._iteration = weakref.ref(iteration)
+        self._call = call
+
+    def __call__(self) -> None:
+        if (iteration := self._iteration()) is not None:
+            iteration._ended(self._call)
+
+    def is_watching(self) -> bool:
+        """Whether anybody still iterates."""
+        return self._iteration() is not None

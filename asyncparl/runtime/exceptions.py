@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 from asyncparl.errors import (
     AuthenticationError,
@@ -76,12 +77,32 @@ def rebuild_described(frame: Frame) -> BaseException:
 
 def _pack_if_rebuildable(error: BaseException) -> Encoded:
     # Many exceptions with an __init__ of their own pickle well and fail when they are read: try both.
-    try:
-        value = encode_value(error)
-        rebuilt = decode_value(value.payload, [memoryview(buffer) for buffer in value.buffers])
-    except Exception:
-        return NOTHING
-    return value if type(rebuilt) is type(error) else NOTHING
+    for candidate in (error, _Bare(error)):
+        try:
+            value = encode_value(candidate)
+            rebuilt = decode_value(value.payload, [memoryview(buffer) for buffer in value.buffers])
+        except Exception:  # whatever user code raises there
+            continue
+        if type(rebuilt) is type(error):
+            return value
+    return NOTHING
+
+
+class _Bare:
+    """An exception that is rebuilt without its `__init__`, which may want other arguments than those it keeps."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_bare, (type(self._error), self._error.args, self._error.__dict__)
+
+
+def _rebuild_bare(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 def _qualified_name(kind: type) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -24,6 +25,7 @@ class OpenedJob:
         self._store = store
         self._directory = directory
         self._incoming: Incoming | None = None
+        self._making_folder = trio.Lock()
         self._folder: Path | None = None
         """The working folder of workers whose driver runs on another machine."""
 
@@ -55,9 +57,9 @@ class OpenedJob:
         if not job.code:
             return ZygoteKind(job.start_method, tuple(job.preload), tuple(job.sys_path))
         preload = own_preload if set(job.preload) <= set(own_preload) else tuple(job.preload)
-        return ZygoteKind(job.start_method, preload, tuple(sys.path))
+        return ZygoteKind(job.start_method, preload, tuple(filter(None, sys.path)))
 
-    def setup(self) -> WorkerSetup:
+    async def setup(self) -> WorkerSetup:
         """What a worker is told.
 
         Raises:
@@ -67,25 +69,30 @@ class OpenedJob:
         if not job.code:
             return WorkerSetup(self._directory, job.sys_path, job.argv, job.main_path, job.main_module, job.cwd)
         store = self._files()
-        if self._folder is None:
-            self._folder = Path(self._directory) / f"job-{os.urandom(4).hex()}"
-            self._folder.mkdir()
-            store.link_files(job.code, self._folder)
+        async with self._making_folder:
+            if self._folder is None:
+                self._folder = await trio.to_thread.run_sync(self._make_folder)
         main_path = str(store.path(job.code) / job.main_path) if job.main_path else None
         sys_path = [*store.roots(job.code), *filter(None, sys.path)]
         return WorkerSetup(self._directory, sys_path, job.argv, main_path, job.main_module, str(self._folder))
+
+    def _make_folder(self) -> Path:
+        folder = Path(self._directory) / f"job-{os.urandom(4).hex()}"
+        folder.mkdir()
+        self._files().link_files(self._job.code, folder)
+        return folder
 
     @property
     def code(self) -> str:
         """The digest of its package, empty if it has none."""
         return self._job.code
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Give up what was not received to its end; remove the working folder."""
         if self._incoming is not None:
             self._incoming.abort()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            await trio.to_thread.run_sync(partial(shutil.rmtree, self._folder, ignore_errors=True))
 
     def _files(self) -> CodeStore:
         if self._store is None:

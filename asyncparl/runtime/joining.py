@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from asyncparl.errors import ResourceError
 from asyncparl.protocol.control import (
     ALIVE_INTERVAL_S,
     SILENCE_LIMIT_S,
@@ -23,7 +24,7 @@ from asyncparl.protocol.control import (
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Lease
 from asyncparl.runtime.link import Link
-from asyncparl.runtime.master_link import MasterLink, MasterLost, ask, watch
+from asyncparl.runtime.master_link import MasterLink, ask, watch
 from asyncparl.transport.base import Channel
 
 _LEAVE_LIMIT_S = 2.0
@@ -45,6 +46,7 @@ class NodeAtMaster:
         self._follow_order = follow_order
         self._nursery = nursery
         self._incarnation = 0
+        self._is_leaving = False
         self._clock_offset = 0.0
         self._link = MasterLink("node", dial, self._join)
         self.name = info.name
@@ -58,6 +60,7 @@ class NodeAtMaster:
 
     def tell(self, news: LeaseStarted | LeaseEnded | LeaveNode) -> None:
         """Tell the master; while it is away, the next join tells it all."""
+        self._is_leaving = self._is_leaving or isinstance(news, LeaveNode)
         self._link.tell(news)
 
     async def leave(self) -> None:
@@ -66,7 +69,7 @@ class NodeAtMaster:
             with trio.move_on_after(_LEAVE_LIMIT_S):
                 try:
                     await ask(await self._link.wait_joined(), LeaveNode(is_over=True))
-                except MasterLost:
+                except ResourceError:
                     pass
 
     def cluster_time(self) -> float:
@@ -76,7 +79,7 @@ class NodeAtMaster:
     async def _join(self, link: Link) -> None:
         self._incarnation += 1
         told = {lease.actor_id: lease for lease in self._leases()}
-        joined = await ask(link, JoinNode(self._info, self._incarnation, list(told.values())))
+        joined = await ask(link, JoinNode(self._info, self._incarnation, list(told.values()), self._is_leaving))
         # What began or ended meanwhile was told to nobody.
         running = {lease.actor_id: lease for lease in self._leases()}
         for actor_id in running.keys() - told.keys():
@@ -95,7 +98,8 @@ class NodeAtMaster:
             with trio.move_on_after(SILENCE_LIMIT_S) as patience:
                 try:
                     beat = await ask(link, Heartbeat())
-                except MasterLost:
+                except ResourceError:  # lost, or it does not know us any more
+                    link.disconnect()
                     return
                 self._set_clock(beat.cluster_time)
                 interval_s = beat.interval_s
@@ -109,7 +113,7 @@ class NodeAtMaster:
         try:
             async for order in watch(link, WatchMaster()):
                 self._nursery.start_soon(self._follow_order, order)
-        except MasterLost:
+        except ResourceError:
             pass
 
     def _set_clock(self, cluster_time: float) -> None:

@@ -39,6 +39,9 @@ _MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
 _DRAIN_LIMIT = 64
 """Messages handled before other tasks get their turn."""
 
+_MAX_OUTGOING = 4096
+"""Messages that wait to be sent. More than the windows of both sides allow a peer that reads."""
+
 _JOIN_LIMIT_BYTES = 1 << 16
 """Small frames that wait together are sent together, up to this size."""
 
@@ -235,6 +238,8 @@ class Link:
     async def _receive(self, channel: Channel) -> str:
         try:
             while True:
+                if self.core.num_outgoing > _MAX_OUTGOING:
+                    await self._wait_until_taken(channel)
                 self._take_in(await channel.receive())
                 for _ in range(_DRAIN_LIMIT):
                     try:
@@ -248,6 +253,12 @@ class Link:
             return "the connection was closed"
         except ProtocolError as error:
             return f"the peer broke the protocol: {error}"
+
+    async def _wait_until_taken(self, channel: Channel) -> None:
+        """The peer asks and asks, and takes no answer: it is not heard before it does."""
+        while self.core.num_outgoing > _MAX_OUTGOING:
+            await channel.wait_sendable()
+            self.flush()
 
     def _take_in(self, view: memoryview) -> None:
         for frame in decode_frames(view):
@@ -302,6 +313,9 @@ class Link:
             self._wake_sender()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the receiving task learns of it too, and settles what is open
+        except MessageTooLarge:
+            # Ours are checked before; so the peer takes less than what it asked for.
+            channel.close()
 
     def _next_parts(self) -> list[Buffer]:
         """The next message for the channel: one frame, or several small ones."""

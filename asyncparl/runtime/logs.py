@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,11 +65,15 @@ class LogStore:
             log.is_running = False
             _wake(log)
 
+    def has(self, actor_id: str) -> bool:
+        """Whether there is a log of this actor."""
+        return actor_id in self._logs
+
     def infos(self) -> list[LogInfo]:
         """All logs, oldest first."""
         return [LogInfo(log.actor_id, log.name, _size(log.path), log.is_running) for log in self._logs.values()]
 
-    async def read(self, actor_id: str, num_lines: int, *, follow: bool) -> AsyncIterator[list[str]]:
+    async def read(self, actor_id: str, num_lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         """The last lines, then, to `follow`, what is added until the actor has ended.
 
         Raises:

@@ -7,6 +7,7 @@ driver cannot dial a node, both dial this port, and their sockets go to a relay 
 
 from __future__ import annotations
 
+import hmac
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -115,6 +116,9 @@ class Master:
         self._asking: dict[str, _Asking] = {}
         self._nodes: dict[str, _Member] = {}
         self._drivers: dict[str, _Member] = {}
+        self._tokens: dict[str, str] = {}
+        """By which a driver that comes back is known to be the same."""
+        self._is_stopping = False
         self._relays = Relays(nursery)
         self._server = RequestServer("master", nursery, self._answer, {WatchMaster: self._watch})
         self._node_left = trio.Event()
@@ -137,10 +141,11 @@ class Master:
 
     async def stop(self) -> None:
         """Send every node home, and set `over` when they have left, or have not for too long."""
+        self._is_stopping = True
         for member in self._nodes.values():
             member.orders.send(Leave())
         with trio.move_on_after(_STOP_LIMIT_S):
-            while self._nodes:
+            while self._core.num_nodes:
                 await self._node_left.wait()
         self.over.set()
 
@@ -185,9 +190,11 @@ class Master:
                     self._log.warning("node lost", node=decision.name, reason=decision.reason)
                     if (member := self._nodes.pop(node_id, None)) is not None:
                         member.disconnect()
+                    self._tell_node_left()
                 case DemandRefused(actor_id=actor_id, reason=reason):
                     self._decide(actor_id, Refused(reason))
-                case DriverGone(name=name):
+                case DriverGone(driver_id=driver_id, name=name):
+                    self._tokens.pop(driver_id, None)
                     self._log.info("program gone", program=name)
                 case NodeDrained() | LeaseExpired():
                     pass  # nodes leave by themselves, and drivers ask again
@@ -224,8 +231,7 @@ class Master:
                 self._log.info("node left", node=self._node_name(member))
                 self._core.leave_node(member.node_id)
                 del self._nodes[member.node_id]
-                self._node_left.set()
-                self._node_left = trio.Event()
+                self._tell_node_left()
             case WatchMaster():
                 raise AssertionError("served as a stream")
         self._hand_out()
@@ -242,6 +248,10 @@ class Master:
             member.orders.send(EndActor(actor_id))
         member.node_id, member.incarnation = request.info.node_id, request.incarnation
         self._nodes[member.node_id] = member
+        if request.is_draining:
+            self._core.drain_node(member.node_id)
+        if self._is_stopping:
+            member.orders.send(Leave())
         self._log.info("node joined", node=decision.name, host=member.host, actors=len(request.leases))
         self._hand_out()
         return Joined(self.cluster_id, decision.name, self._cluster_time())
@@ -250,17 +260,25 @@ class Master:
         self._check_role(member, "driver")
         if (fault := version_fault(self._versions, request.versions)) is not None:
             raise ResourceError(f"this program cannot join: {fault}")
+        if member.driver_id not in ("", request.driver_id):
+            raise ProtocolError("one link is one program")
+        if not hmac.compare_digest(self._tokens.get(request.driver_id, request.token), request.token):
+            raise AuthenticationError("another program has this id")
         decision = self._core.join_driver(request.driver_id, request.name, now)
         if isinstance(decision, Refused):
             raise ResourceError(decision.reason)
         if (old := self._drivers.get(request.driver_id)) is not None and old is not member:
             old.disconnect()
+        self._tokens[request.driver_id] = request.token
         member.driver_id = request.driver_id
         self._drivers[member.driver_id] = member
         self._log.info("program joined", program=decision.name, host=member.host)
         return Joined(self.cluster_id, decision.name, self._cluster_time())
 
-    async def _answer_driver(self, member: _Member, request: DriverToMaster) -> Answer | None:
+    def _answer_driver(
+        self, member: _Member, request: DriverToMaster
+    ) -> Answer | Coroutine[Any, Any, Answer | None] | None:
+        """At once, in the order of the requests; only the wait for a place is a task."""
         if isinstance(request, JoinDriver):
             return self._join_driver(member, request, trio.current_time())
         if isinstance(request, DescribeCluster):
@@ -270,56 +288,65 @@ class Master:
             self._nursery.start_soon(self.stop)
             return None
         if not member.driver_id:
-            raise ProtocolError("JoinDriver comes first")
-        return await self._answer_joined(member, request)
+            raise ResourceError("this program has to join first")
+        return self._answer_joined(member, request)
 
-    async def _answer_joined(self, member: _Member, request: DriverToMaster) -> Answer | None:
+    def _answer_joined(
+        self, member: _Member, request: DriverToMaster
+    ) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         match request:
             case AskPlace():
-                return await self._place(member, request)
+                return self._place(member, request)
             case ExplainWait(actor_id):
                 return Explanation(self._core.why_waiting(actor_id) or "")
             case AskTicket(node_id):
                 return self._ticket(member, node_id)
-            case OpenRelay(node_id):
-                return self._open_relay(node_id)
+            case OpenRelay(node_id, may_stall):
+                return self._open_relay(node_id, may_stall=may_stall)
             case WithdrawActor(actor_id):
                 if self._core.owner_of(actor_id) == member.driver_id:
                     self._withdraw(actor_id)
             case LeaveDriver():
                 self._core.leave_driver(member.driver_id)
-                self._drivers.pop(member.driver_id, None)
-                member.driver_id = ""
+                self._forget_driver(member)
                 self._hand_out()
         return None
 
     def _watch(self, member: _Member, _request: WatchMaster) -> EventStream:
         return member.orders
 
+    def _forget_driver(self, member: _Member) -> None:
+        self._drivers.pop(member.driver_id, None)
+        self._tokens.pop(member.driver_id, None)
+        member.driver_id = ""
+
     # --- places ---------------------------------------------------------------------------------------------
 
-    async def _place(self, member: _Member, request: AskPlace) -> Placed:
+    def _place(self, member: _Member, request: AskPlace) -> Placed | Coroutine[Any, Any, Placed]:
         decision = self._core.ask(member.driver_id, request.actor_id, request.name, request.demand, trio.current_time())
         if isinstance(decision, Waiting):
-            self._asking.setdefault(request.actor_id, _Asking())  # before others are told, who may be this one
+            asking = self._asking.setdefault(request.actor_id, _Asking())
+            self._hand_out()
+            return self._place_later(member, request.actor_id, asking)
         self._hand_out()
-        outcome = await self._decided(request.actor_id) if isinstance(decision, Waiting) else decision
-        if isinstance(outcome, Refused):
-            raise ResourceError(outcome.reason)
-        lease = outcome.lease
-        return Placed(sign_lease(self._node_secret, lease), self._ticket(member, lease.node_id))
+        return self._placed(member, decision)
 
-    async def _decided(self, actor_id: str) -> Granted | Refused:
-        asking = self._asking.setdefault(actor_id, _Asking())
+    async def _place_later(self, member: _Member, actor_id: str, asking: _Asking) -> Placed:
         asking.num_waiting += 1
         try:
             await asking.decided.wait()
-            assert asking.decision is not None
-            return asking.decision
         finally:
             asking.num_waiting -= 1
             if not asking.num_waiting and self._asking.get(actor_id) is asking:
                 del self._asking[actor_id]
+        assert asking.decision is not None
+        return self._placed(member, asking.decision)
+
+    def _placed(self, member: _Member, decision: Granted | Refused) -> Placed:
+        if isinstance(decision, Refused):
+            raise ResourceError(decision.reason)
+        lease = decision.lease
+        return Placed(sign_lease(self._node_secret, lease), self._ticket(member, lease.node_id))
 
     def _hand_out(self) -> None:
         """Tell those whose turn it is."""
@@ -347,15 +374,19 @@ class Master:
         ticket = encode_ticket(Ticket(member.driver_id, node_id, self._cluster_time() + TICKET_LIFE_S, os.urandom(16)))
         return NodeTicket(info, ticket, ticket_key(self._node_secret, ticket))
 
-    def _open_relay(self, node_id: str) -> RelayOpened:
+    def _open_relay(self, node_id: str, *, may_stall: bool) -> RelayOpened:
         node = self._nodes.get(node_id)
         if node is None:
             raise ResourceError(f"node {node_id} is not connected")
-        route = self._relays.open()
+        route = self._relays.open(may_stall=may_stall)
         node.orders.send(DialRelay(route))
         return RelayOpened(route)
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _tell_node_left(self) -> None:
+        self._node_left.set()
+        self._node_left = trio.Event()
 
     def _node_name(self, member: _Member) -> str:
         info = self._core.node_info(member.node_id)

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from asyncparl.errors import AsyncparlError, ResourceError
+from asyncparl.errors import AsyncparlError, AuthenticationError, ResourceError
 from asyncparl.protocol.control import MasterRequest, decode_answer, encode_control
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import CallKind
@@ -65,6 +65,10 @@ class MasterLink:
             while True:
                 try:
                     channel = await self._dial()
+                except AuthenticationError:
+                    # After a join it is somebody else who has the port now; the master may be back.
+                    if not self._was_joined:
+                        raise
                 except OSError as error:
                     if isinstance(error, DialRefused) and not self._was_joined:
                         raise ResourceError(error.strerror or str(error)) from error

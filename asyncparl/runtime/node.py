@@ -7,7 +7,9 @@ so that data does not flow through here. A driver's actors end with the driver's
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,9 +45,9 @@ from asyncparl.protocol.control import (
     StopActor,
     WatchNode,
 )
-from asyncparl.protocol.parties import NodeInfo
+from asyncparl.protocol.parties import NodeInfo, id_fault
 from asyncparl.protocol.resources import Lease
-from asyncparl.protocol.tickets import read_lease, read_ticket
+from asyncparl.protocol.tickets import Ticket, read_lease, read_ticket
 from asyncparl.runtime.accepting import visitors
 from asyncparl.runtime.code.store import CodeStore
 from asyncparl.runtime.jobs import OpenedJob
@@ -53,12 +55,16 @@ from asyncparl.runtime.joining import NodeAtMaster
 from asyncparl.runtime.log import Log, Silence
 from asyncparl.runtime.logs import LogStore
 from asyncparl.runtime.serving import EventStream, Peer, RequestServer
-from asyncparl.runtime.workers import WorkerPool, WorkerSpec
-from asyncparl.transport import Listener, Visitor
+from asyncparl.runtime.workers import WorkerSpec
+from asyncparl.transport import Admission, Listener, Visitor
 from asyncparl.transport.base import Channel
+
+MAX_CODE_BYTES = 2 << 30
+"""What the packages of all programs may take on a node's disk."""
 
 _LINK_LOST_GRACE_S = 0.5
 _DRAIN_GRACE_S = 2.0
+_DRAIN_LIMIT_S = 10.0
 _MAX_EVENTS = 10_000
 """Output that a driver has not taken yet. Beyond it lines are dropped, and counted; deaths never are."""
 
@@ -88,6 +94,8 @@ class Workers(Protocol):
     async def start(
         self, spec: WorkerSpec, on_output: Callable[[ActorOutput], None], on_exit: Callable[[ActorExited], None]
     ) -> ActorStarted: ...
+    def owner_of(self, actor_id: str) -> int | None: ...
+    def hand_over(self, actor_id: str, connection: socket.socket, admission: Admission) -> bool: ...
     async def stop(self, actor_id: str, grace_s: float) -> None: ...
     async def stop_owned_by(self, owner: int, grace_s: float) -> None: ...
     async def stop_all(self, grace_s: float, reason: str) -> None: ...
@@ -113,6 +121,9 @@ class _Driver(Peer):
             if self._num_dropped:
                 event = msgspec.structs.replace(event, num_dropped=event.num_dropped + self._num_dropped)
                 self._num_dropped = 0
+        elif isinstance(event, ActorExited) and self._num_dropped:
+            self.events.send(ActorOutput(event.actor_id, is_error=True, lines=[], num_dropped=self._num_dropped))
+            self._num_dropped = 0
         self.events.send(event)
 
 
@@ -160,7 +171,8 @@ class Node:
             return
         self._is_draining = True
         self.master.tell(LeaveNode(is_over=False))
-        await self._workers.stop_all(_DRAIN_GRACE_S, why)
+        with trio.move_on_after(_DRAIN_LIMIT_S):
+            await self._workers.stop_all(_DRAIN_GRACE_S, why)
         await self.master.leave()
         self.over.set()
 
@@ -189,16 +201,23 @@ class Node:
             self._nursery.start_soon(self._serve_driver, visitor)
 
     def _pass_on(self, visitor: Visitor, actor_id: str) -> None:
-        if actor_id not in self._leases:
-            visitor.refuse("that actor has ended")
+        lease = self._leases.get(actor_id)
+        ticket = self._ticket(visitor)
+        if lease is None or (ticket is not None and ticket.driver_id != lease.driver_id):
+            visitor.refuse("that actor has ended, or is not yours")
             return
-        assert isinstance(self._workers, WorkerPool)
         self._workers.hand_over(actor_id, *visitor.hand_over())
 
+    def _ticket(self, visitor: Visitor) -> Ticket | None:
+        """The ticket that a visitor came with; it has proved that it has its key. None in a private cluster."""
+        now = self.master.cluster_time()
+        read = read_ticket(visitor.key_id, self._config.info.node_id, now, self._config.secret)
+        return None if read is None else read[0]
+
     async def _serve_driver(self, visitor: Visitor) -> None:
-        ticket = read_ticket(visitor.key_id, self._config.info.node_id, self.master.cluster_time(), self._config.secret)
+        ticket = self._ticket(visitor)
         self._num_drivers += 1
-        driver_id = "" if ticket is None else ticket[0].driver_id
+        driver_id = "" if ticket is None else ticket.driver_id
         driver = _Driver(self._num_drivers, driver_id, visitor.key_id, visitor.peer_host)
         try:
             channel = visitor.open()
@@ -212,21 +231,26 @@ class Node:
         self._config.log.info("program disconnected", program=driver.driver_id)
         await self._workers.stop_owned_by(driver.number, _LINK_LOST_GRACE_S)
         if driver.job is not None:
-            driver.job.close()
+            await driver.job.close()
 
     # --- what drivers ask -----------------------------------------------------------------------------------
 
     async def _answer(self, driver: _Driver, request: Any) -> Answer | None:
         match request:
             case OpenJob(job):
+                if driver.job is not None:
+                    raise ProtocolError("a second OpenJob")
                 driver.job = OpenedJob(job, self._config.store, self._config.directory)
                 return JobOpened(driver.job.needs_code)
             case PutCode():
                 await self._job(driver).put(request)
+                if request.is_last:
+                    await self._trim_store()
             case StartActor():
                 return await self._start(driver, request)
             case StopActor(actor_id, grace_s):
-                await self._workers.stop(actor_id, grace_s)
+                if self._workers.owner_of(actor_id) in (driver.number, None):
+                    await self._workers.stop(actor_id, grace_s)
             case ShutDown(grace_s):
                 await self._workers.stop_owned_by(driver.number, grace_s)
                 if not self._config.secret:
@@ -239,6 +263,8 @@ class Node:
 
     async def _start(self, driver: _Driver, request: StartActor) -> ActorStarted:
         lease = read_lease(self._config.secret, request.lease, self._config.info.node_id)
+        if (fault := id_fault("an actor", lease.actor_id)) is not None:
+            raise ProtocolError(fault)
         if lease.actor_id != request.actor_id or (driver.driver_id and lease.driver_id != driver.driver_id):
             raise AuthenticationError("this lease is for something else")
         if self._is_draining:
@@ -246,12 +272,13 @@ class Node:
         if lease.actor_id in self._leases:
             raise ResourceError(f"{request.name} has been started already")
         job = self._job(driver)
+        setup = await job.setup()
         spec = WorkerSpec(
             lease.actor_id,
             request.name,
             driver.number,
             job.kind(self._config.preload),
-            job.setup(),
+            setup,
             lease.demand.cpus,
             {"CUDA_VISIBLE_DEVICES": ",".join(self._config.gpus[number] for number in lease.gpu_ids)},
         )
@@ -264,12 +291,20 @@ class Node:
             self._forget(lease.actor_id)
             raise ResourceError(f"{request.name} cannot be started: {error}") from error
 
+    async def _trim_store(self) -> None:
+        in_use = {driver.job.code for driver in self._drivers if driver.job is not None}
+        if self._config.store is not None:
+            await trio.to_thread.run_sync(self._config.store.trim, MAX_CODE_BYTES, in_use)
+
     def _watch(self, driver: _Driver, _request: WatchNode) -> EventStream:
         return driver.events
 
     def _read_log(self, driver: _Driver, request: ReadLog) -> EventStream:
+        logs = self._logs()
+        if not logs.has(request.actor_id):
+            raise ResourceError(f"this node has no log of actor {request.actor_id}")
         stream = EventStream()
-        lines = self._logs().read(request.actor_id, request.num_lines, follow=request.follow)
+        lines = logs.read(request.actor_id, request.num_lines, follow=request.follow)
         self._nursery.start_soon(_send_log, lines, stream)
         return stream
 
@@ -333,8 +368,11 @@ class Node:
                     pass  # the driver hears of it from the master, which waits for both
 
 
-async def _send_log(lines: AsyncIterator[list[str]], stream: EventStream) -> None:
-    async for chunk in lines:
-        stream.send(LogLines(chunk))
-        await stream.wait_sent()
+async def _send_log(lines: AsyncGenerator[list[str], None], stream: EventStream) -> None:
+    """Until it is told, or nobody reads it any more."""
+    with stream.feeding, contextlib.suppress(OSError, KeyError):  # the log may be forgotten meanwhile
+        async with contextlib.aclosing(lines):
+            async for chunk in lines:
+                stream.send(LogLines(chunk))
+                await stream.wait_sent()
     stream.finish()

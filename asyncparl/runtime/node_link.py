@@ -38,7 +38,7 @@ from asyncparl.transport import dial
 from asyncparl.transport.base import Channel
 
 _LOOK_INTERVAL_S = 0.25
-_EVENT_CREDIT = 256
+_EVENT_CREDIT = 16
 _CODE_CHUNK_BYTES = 1 << 20
 
 

@@ -11,6 +11,8 @@ from asyncparl.protocol.control import ActorOutput
 
 TAIL_LINES = 30
 MAX_LINE_BYTES = 16 * 1024
+_PIECE_CHARS = 4096
+"""Of lines in one event: what is under way to a driver that does not look must fit into the system's buffers."""
 
 
 class OutputReader:
@@ -51,4 +53,12 @@ class OutputReader:
             return
         texts = [line.decode(errors="replace") for line in lines]
         self._tail.extend(texts)
-        self._tell(ActorOutput(self._actor_id, is_error, texts))
+        piece: list[str] = []
+        size = 0
+        for text in texts:
+            if piece and size + len(text) > _PIECE_CHARS:
+                self._tell(ActorOutput(self._actor_id, is_error, piece))
+                piece, size = [], 0
+            piece.append(text)
+            size += len(text)
+        self._tell(ActorOutput(self._actor_id, is_error, piece))

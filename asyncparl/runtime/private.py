@@ -16,6 +16,7 @@ import trio
 
 from asyncparl.errors import ResourceError
 from asyncparl.protocol.control import Job
+from asyncparl.runtime.state import without_secrets
 
 _START_LIMIT_S = 30.0
 _STOP_LIMIT_S = 10.0
@@ -99,7 +100,7 @@ def _start_process(setup: PrivateSetup) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         # Ctrl-C at a terminal reaches its whole process group; the cluster is ended by us, in order.
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": _python_path()},
+        env={**without_secrets(os.environ), "PYTHONPATH": _python_path()},
     )
     assert process.stdin is not None
     try:

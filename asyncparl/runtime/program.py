@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import trio
 
 from asyncparl.protocol.control import Job
-from asyncparl.runtime.code.pack import Package, pack
+from asyncparl.runtime.code.pack import Package, check_files, pack
 from asyncparl.runtime.code.roots import find_roots
 from asyncparl.runtime.main_module import answer_to_alias, describe_main
 
@@ -28,6 +28,7 @@ class Program:
         self._preload = list(preload)
         self._start_method = start_method or START_METHOD
         self._files = files
+        check_files(files, os.getcwd())  # now, not when the first actor starts elsewhere
         self._package: Package | None = None
         self._packing = trio.Lock()
 

@@ -29,7 +29,7 @@ from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.host import ActorHost
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.remote import Proxy
-from asyncparl.runtime.state import create_secrets, find_secret
+from asyncparl.runtime.state import create_secrets, find_secret, remove_secrets
 from asyncparl.transport import Channel, Credentials, DialRefused, Visitor, dial, listen
 
 MAX_WAITING = 1000
@@ -140,6 +140,8 @@ class Manager:
         self._present.add(handle)
         await handle.serve(channel)
         self._present.discard(handle)
+        if handle in self._offers:
+            self._offers.remove(handle)
 
     def _let_all_go(self) -> None:
         for handle in self._present:
@@ -192,6 +194,8 @@ async def RemoteManager(address: str, *, secret_file: str | None = None) -> Asyn
                 yield manager
             finally:
                 manager._let_all_go()
+                if not parsed.port and secret_file is None:
+                    remove_secrets(port)  # nobody will look for this port again
 
 
 async def as_remote(
@@ -281,10 +285,19 @@ async def _serve_once(
         host.adopt(thing, max_concurrency)
         link = Link(LinkCore(name=class_name, pid=os.getpid()), host)
         link.attach(channel)
+        ended = trio.Event()
+
+        async def run() -> None:
+            with trio.CancelScope(shield=True):  # it is the goodbye below that ends it
+                await link.run()
+            ended.set()
+
+        nursery.start_soon(run)
         try:
-            await link.run()
+            await ended.wait()
             was_let_go = link.core.state is LinkState.CLOSING
         finally:
+            link.disconnect()
             link.lose(lambda _: CallCancelled("the link was lost"))
             host.link_lost(link)
         nursery.cancel_scope.cancel()

@@ -1,8 +1,8 @@
 """Relays: where a driver cannot dial a node, both dial the master's port, and a process of its own joins the two.
 
-The master only pairs the sockets, by their route, and passes them on; the bytes, which may be many, do not slow it
-down. They are those of a second, end-to-end handshake and of what follows it: a relay can neither read nor change what
-was encrypted.
+The master only pairs the sockets, by their route, and passes them on; the bytes do not slow it down. The process
+outlives the master, because what it carries does too. The bytes are those of a second, end-to-end handshake and of what
+follows it: a relay can neither read nor change what was encrypted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import trio
 
-from asyncparl.runtime.zygote import die_with_parent
+from asyncparl.runtime.state import without_secrets
 from asyncparl.transport import Visitor
+from asyncparl.transport.sockets import tune
 
 RELAY_ROUTE = "relay/"
 PAIRING_LIMIT_S = 10.0
@@ -29,6 +30,7 @@ _RUN = "from asyncparl.runtime.relay import main; main()"
 @dataclass(slots=True, eq=False)
 class _Pairing:
     expires: float
+    may_stall: bool
     first: socket.socket | None = None
 
 
@@ -38,16 +40,15 @@ class Relays:
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._pairings: dict[str, _Pairing] = {}
-        self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def open(self) -> str:
-        """A new route; two parties may dial it within `PAIRING_LIMIT_S`."""
+    def open(self, *, may_stall: bool) -> str:
+        """A new route; two parties may dial it within `PAIRING_LIMIT_S`. `may_stall`: as of `dial`."""
         self._drop_late()
         while len(self._pairings) >= MAX_UNPAIRED:
             self._drop(next(iter(self._pairings)))
         route = RELAY_ROUTE + os.urandom(16).hex()
-        self._pairings[route] = _Pairing(trio.current_time() + PAIRING_LIMIT_S)
+        self._pairings[route] = _Pairing(trio.current_time() + PAIRING_LIMIT_S, may_stall)
         return route
 
     def arrived(self, visitor: Visitor) -> None:
@@ -62,6 +63,8 @@ class Relays:
             visitor.refuse("this relay route is not open (any more)")
             return
         connection, _ = visitor.hand_over()
+        if not pairing.may_stall:
+            tune(connection)  # a machine that vanishes is noticed
         if pairing.first is None:
             pairing.first = connection
             return
@@ -70,37 +73,38 @@ class Relays:
             self._join(pairing.first, connection)
 
     def close(self) -> None:
-        """End the relay process and every connection through it."""
+        """Take nobody any more. What has been joined goes on; the process ends with the last of it."""
         for route in list(self._pairings):
             self._drop(route)
         if self._control is not None:
             self._control.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
     def _join(self, one: socket.socket, other: socket.socket) -> None:
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._control is not None
-        try:
-            socket.send_fds(self._control, [b"join"], [one.fileno(), other.fileno()])
-        except OSError:
-            pass  # both see their connection end, and dial again
+        for _ in range(2):
+            control = self._control or self._start()
+            try:
+                socket.send_fds(control, [b"join"], [one.fileno(), other.fileno()])
+            except OSError:  # somebody has killed it: start another one
+                control.close()
+                self._control = None
+            else:
+                return
 
-    def _start(self) -> None:
-        if self._control is not None:
-            self._control.close()
+    def _start(self) -> socket.socket:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _RUN, str(theirs.fileno()), str(os.getpid())],
+            process = subprocess.Popen(
+                [sys.executable, "-c", _RUN, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                env=without_secrets(os.environ),
             )
+        # It forks, and this part of it ends at once.
+        self._nursery.start_soon(_reap, process)
+        return self._control
 
     def _drop_late(self) -> None:
         now = trio.current_time()
@@ -110,6 +114,10 @@ class Relays:
     def _drop(self, route: str) -> None:
         if (first := self._pairings.pop(route).first) is not None:
             first.close()
+
+
+async def _reap(process: subprocess.Popen[bytes]) -> None:
+    await trio.to_thread.run_sync(process.wait)
 
 
 # --- the relay process --------------------------------------------------------------------------------------
@@ -122,14 +130,21 @@ async def _serve(control: socket.socket) -> None:
             await trio.lowlevel.wait_readable(control)
             packet, fds, _, _ = socket.recv_fds(control, 16, 2)
             if not packet:
-                nursery.cancel_scope.cancel()
-                return
-            streams = [trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=fd))) for fd in fds]
+                return  # the master has gone; those who are joined here need not know
+            streams = [_stream(socket.socket(fileno=fd)) for fd in fds]
             if len(streams) == 2:
                 nursery.start_soon(_relay, streams[0], streams[1])
             else:  # too many files are open here: the kernel dropped some
                 for stream in streams:
                     stream.socket.close()
+
+
+def _stream(connection: socket.socket) -> trio.SocketStream:
+    limits = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+    # Trio sets it low, for whoever wants to change what he says until the last moment. We only copy.
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limits)
+    return stream
 
 
 async def _relay(one: trio.SocketStream, other: trio.SocketStream) -> None:
@@ -151,8 +166,8 @@ async def _copy(source: trio.SocketStream, target: trio.SocketStream) -> None:
 
 
 def main() -> None:
-    """Run the relay of a master."""
-    control_fd, master_pid = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(master_pid)
+    """Run the relay of a master, as nobody's child: it belongs to the connections that it joins, and ends with them."""
+    if os.fork():
+        os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    trio.run(_serve, socket.socket(fileno=control_fd))
+    trio.run(_serve, socket.socket(fileno=int(sys.argv[1])))

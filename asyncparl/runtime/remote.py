@@ -35,6 +35,9 @@ class ActorOptions:
     placement: Literal["pack", "spread"] = "pack"
 
     def __post_init__(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            if not isinstance(getattr(self, name), (int, float)):
+                raise TypeError(f"{name} must be a number, not {getattr(self, name)!r}")
         check_demand(self.demand())
         if self.placement not in ("pack", "spread"):
             raise ValueError(f"placement must be 'pack' or 'spread', not {self.placement!r}")

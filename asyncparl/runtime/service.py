@@ -7,8 +7,9 @@ ends it at once; setting its `stop` event ends it in good order.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import importlib
-import os
 import shutil
 import socket
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from asyncparl.errors import AsyncparlError
+from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.ids import new_node_id
 from asyncparl.machine import host_identity, usable_cpus, usable_memory_bytes, visible_gpus
 from asyncparl.protocol.parties import NodeInfo
@@ -30,20 +31,19 @@ from asyncparl.runtime.code.store import CodeStore
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES
 from asyncparl.runtime.logs import LogStore
 from asyncparl.runtime.master import Master
-from asyncparl.runtime.node import Node, NodeConfig
+from asyncparl.runtime.node import MAX_CODE_BYTES, Node, NodeConfig
 from asyncparl.runtime.state import create_secrets, find_secret, state_folder
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.workers import WorkerPool, ZygoteKind
 from asyncparl.transport import Channel, Credentials, Listener, dial, listen, open_tunnel
-from asyncparl.transport.addresses import TcpAddress
+from asyncparl.transport.addresses import TcpAddress, parse_dialable
 
 MAX_CONTROL_BYTES = 16 << 20
 """Of one message to or from a master: it carries no data."""
 _FOLDER_PREFIX = "asyncparl-node-"
+_LOCK = "lock"
 _CERTIFICATE = "asyncparl.transport.certificate"
 """Slow to import, so not when the first encrypted connection waits for it."""
-MAX_CODE_BYTES = 2 << 30
-"""What the packages of all programs may take on a node's disk."""
 
 
 async def serve_master(
@@ -64,7 +64,7 @@ async def serve_master(
     """
     importlib.import_module(_CERTIFICATE)
     secrets: dict[str, bytes] = {}
-    with listen(str(address), keys=secrets.get, max_message_bytes=MAX_CONTROL_BYTES) as listener:
+    with _listen(str(address), secrets.get, MAX_CONTROL_BYTES) as listener:
         port = int(listener.address.rpartition(":")[2])
         secrets |= {str(role): secret for role, secret in create_secrets(port).items()}
         async with trio.open_nursery() as nursery:
@@ -111,8 +111,8 @@ async def serve_node(
 
     Raises:
         AuthenticationError: there is no secret, or it is not the cluster's.
-        ResourceError: the master does not take this node, and why.
-        OSError: the master cannot be reached in time, or there is no port to listen at.
+        ResourceError: the master cannot be reached in time, or does not take this node, and why.
+        OSError: there is no port to listen at.
         ValueError: an option that makes no sense.
     """
     secret = find_secret("node", master.port, secret_file=options.secret_file)
@@ -155,9 +155,10 @@ async def serve_node(
                 nursery.start_soon(pool.run)
                 nodes.append(Node(config, pool, partial(_dial_master, master, credentials), nursery))
                 run = partial(nodes[0].run, [remote, local], join_within_s=join_within_s)
-                nursery.start_soon(_keep_failure, run, failures, nursery.cancel_scope)
+                nursery.start_soon(_keep_failure, run, master, failures, nursery.cancel_scope)
                 await _first_of(nodes[0].master.joined, stop)
-                on_ready(nodes[0].master.name)
+                if nodes[0].master.joined.is_set():
+                    on_ready(nodes[0].master.name)
                 await _first_of(stop, nodes[0].over)
                 await nodes[0].drain("its node was stopped")
             finally:
@@ -167,12 +168,17 @@ async def serve_node(
             raise failures[0]
 
 
-async def _keep_failure(run: Callable[[], Awaitable[None]], failures: list[Exception], scope: trio.CancelScope) -> None:
+async def _keep_failure(
+    run: Callable[[], Awaitable[None]], master: TcpAddress, failures: list[Exception], scope: trio.CancelScope
+) -> None:
     """What ends a task for good reason is raised outside of the nursery, so that it comes in no group."""
     try:
         await run()
-    except (AsyncparlError, OSError) as error:
+    except AsyncparlError as error:
         failures.append(error)
+        scope.cancel()
+    except OSError as error:
+        failures.append(ResourceError(f"no master answers at {master.host}:{master.port}: {error}"))
         scope.cancel()
 
 
@@ -199,46 +205,43 @@ async def _first_of(*events: trio.Event) -> None:
 def _node_folder() -> Iterator[str]:
     """For socket files and logs. Short, because the path of a socket file must be; only we may enter it."""
     _sweep_folders()
-    directory = tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-")
+    directory = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
     try:
-        yield directory
+        with open(f"{directory}/{_LOCK}", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _sweep_folders() -> None:
-    """Remove what nodes of this user left that were killed."""
+    """Remove what nodes of this user left that were killed: nobody holds its lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
-        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
-        with contextlib.suppress(OSError):
-            if pid.isdigit() and not _is_alive(int(pid)) and folder.stat().st_uid == os.geteuid():
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _listen_anywhere(where: str, keys: Callable[[str], bytes | None]) -> Listener:
-    if where:
-        return listen(f"tcp://{where}", keys=keys, max_message_bytes=MAX_MESSAGE_BYTES)
+    return _listen(f"tcp://{where}" if where else "tcp://[::]:0", keys, MAX_MESSAGE_BYTES)
+
+
+def _listen(address: str, keys: Callable[[str], bytes | None], max_message_bytes: int) -> Listener:
     try:
-        return listen("tcp://[::]:0", keys=keys, max_message_bytes=MAX_MESSAGE_BYTES)
-    except OSError:  # a machine without IPv6
-        return listen("tcp://0.0.0.0:0", keys=keys, max_message_bytes=MAX_MESSAGE_BYTES)
+        return listen(address, keys=keys, max_message_bytes=max_message_bytes)
+    except OSError as error:
+        if "[::]" not in address or error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        # A machine without IPv6.
+        return listen(address.replace("[::]", "0.0.0.0"), keys=keys, max_message_bytes=max_message_bytes)
 
 
 def _advertised(advertise: str, listening_at: str, master: TcpAddress) -> list[str]:
     """Where others may find us. None of it needs to be right: there is the relay."""
     host, _, port = listening_at.removeprefix("tcp://").rpartition(":")
     if advertise:
-        return [f"tcp://{advertise}" if _has_port(advertise) else f"tcp://{advertise}:{port}"]
+        address = f"tcp://{advertise}" if _has_port(advertise) else f"tcp://{advertise}:{port}"
+        return [str(parse_dialable(address))]
     if host.strip("[]") not in ("::", "0.0.0.0"):
         return [listening_at]
     hosts = filter(None, map(_own_address, (master.host, _ELSEWHERE, _ELSEWHERE_6)))

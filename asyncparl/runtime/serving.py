@@ -1,12 +1,13 @@
 """Serving control requests over links: what a node and a master do alike.
 
-A request that has to wait is a task; its answer, or what it raises, goes back. A request that streams gets an `EventStream`, into
-which its owner puts events at any time; they leave as the peer grants credit.
+A request that has to wait is a task; its answer, or what it raises, goes back. A request that streams gets an
+`EventStream`, into which its owner puts events at any time; they leave as the peer grants credit.
 """
 
 from __future__ import annotations
 
 import os
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -31,6 +32,8 @@ class EventStream:
         self._call_id = 0
         self._events: deque[Answer] = deque()
         self._room = trio.Event()
+        self.feeding = trio.CancelScope()
+        """Cancelled when nobody takes the events any more; for a task that makes them."""
 
     def open(self, link: Link, call_id: int) -> None:
         """The peer asks for the events."""
@@ -40,6 +43,7 @@ class EventStream:
     def close(self) -> None:
         """The peer does not take them any more."""
         self._link = None
+        self.feeding.cancel()
 
     def send(self, event: Answer) -> None:
         """Send it, or keep it until the peer takes it."""
@@ -112,6 +116,10 @@ class RequestServer:
         try:
             link.attach(channel)
             return await link.run()
+        except Exception:
+            # Whatever one peer made go wrong is no reason to fail the others.
+            traceback.print_exc()
+            return "an error in serving it"
         finally:
             link.lose(lambda _: CallCancelled("the link was lost"))
             del self._peers[link]

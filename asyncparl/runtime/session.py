@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, NotConnectedError, ResourceError
-from asyncparl.ids import new_actor_id, new_driver_id
+from asyncparl.ids import new_actor_id, new_driver_id, new_token
 from asyncparl.machine import allow_many_files
 from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.protocol.control import (
@@ -57,6 +57,8 @@ _STOP_LIMIT_S = 10.0
 _EXPLAIN_AFTER_S = 3.0
 _REACH_LIMIT_S = 15.0
 _ASK_AGAIN_S = 0.5
+_PLACE_LASTS_S = 20.0
+"""The master keeps a place that nobody has taken for a minute."""
 
 _session: contextvars.ContextVar[Session] = contextvars.ContextVar("asyncparl_session")
 
@@ -79,6 +81,7 @@ class Session:
         self._credentials = credentials
         self._encrypt = encrypt
         self._driver_id = new_driver_id()
+        self._token = new_token()
         self._master = MasterLink("driver", self._dial_master, self._join)
         self._nodes: dict[str, NodeLink] = {}
         self._actors: dict[str, ActorHandle] = {}
@@ -105,10 +108,14 @@ class Session:
         self._over = "this `asyncparl.connect()` block has ended"
         for actor in self._actors.values():
             actor.expect_end("its session has ended", by_force=True)
-        self._master.tell(LeaveDriver())
         async with trio.open_nursery() as nursery:
             for node in self._nodes.values():
                 nursery.start_soon(self._leave, node)
+        # The reports come after the last line of output, which may still be on its way.
+        for actor in list(self._actors.values()):
+            if actor.node is not None:
+                await actor.wait_gone()
+        self._master.tell(LeaveDriver())
 
     # --- for remote classes and actors ----------------------------------------------------------------------
 
@@ -136,17 +143,20 @@ class Session:
         give_up_at = trio.current_time() + _REACH_LIMIT_S
         while True:
             placed = await self._ask_place(actor_id, name, demand)
+            asked_at = trio.current_time()
             node = self._node(placed.ticket)
             try:
                 await node.wait_ready()
-            except ResourceError:
+            except Exception:
+                await self.withdraw(actor_id)
                 if node.was_reached or trio.current_time() > give_up_at:
                     raise
                 # The node went a moment ago, and the master will notice soon: another one may have room.
-                await self.withdraw(actor_id)
                 await trio.sleep(_ASK_AGAIN_S)
-            else:
+                continue
+            if trio.current_time() < asked_at + _PLACE_LASTS_S:
                 return node, placed.lease
+            # Sending the code took long; make sure that the place is still ours.
 
     async def _ask_place(self, actor_id: str, name: str, demand: Demand) -> Placed:
         async with trio.open_nursery() as nursery:
@@ -213,7 +223,7 @@ class Session:
         )
 
     async def _join(self, link: Link) -> None:
-        await ask(link, JoinDriver(self._driver_id, _driver_name(), our_versions()))
+        await ask(link, JoinDriver(self._driver_id, _driver_name(), our_versions(), self._token))
 
     async def _explain_wait(self, actor_id: str, name: str) -> None:
         """Nobody should wonder why nothing happens."""
@@ -337,6 +347,9 @@ async def connect(
         ValueError: an argument that makes no sense.
     """
     stop_if_loading()
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError("asyncparl needs Trio: run the program with trio.run(main), not with asyncio")
+    _check_arguments(address, preload=preload, files=files)
     if start_method not in (None, "fork", "spawn"):
         raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")
     allow_many_files()
@@ -356,6 +369,19 @@ async def connect(
     finally:
         with trio.CancelScope(shield=True):
             await private.stop()
+
+
+def _check_arguments(address: object, **lists: object) -> None:
+    """What type checkers would have said.
+
+    Raises:
+        TypeError: names the argument.
+    """
+    if address is not None and not isinstance(address, str):
+        raise TypeError(f"address must be text such as 'host:8010', not {address!r}")
+    for name, value in lists.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name} must be a list, not one text: {name}=[{value!r}]")
 
 
 @contextlib.asynccontextmanager
@@ -382,6 +408,8 @@ def _driver_name() -> str:
 
 def _print_output(name: str, output: ActorOutput) -> None:
     stream = sys.stderr if output.is_error else sys.stdout
+    if stream is None:
+        return  # a program without standard output
     lines = [f"[{name}] {line}\n" for line in output.lines]
     if output.num_dropped:
         lines.insert(0, f"[{name}] ({output.num_dropped} lines were dropped: they came too fast)\n")

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ Role = Literal["node", "driver"]
 ROLES: tuple[Role, ...] = ("node", "driver")
 
 SECRET_BYTES = 32
+
+_SECRET_VARIABLES = frozenset({"ASYNCPARL_NODE_SECRET", "ASYNCPARL_DRIVER_SECRET", "ASYNCPARL_SECRET_FILE"})
 
 _HEX = re.compile(rb"[0-9a-fA-F]{%d}" % (2 * SECRET_BYTES))
 _MAX_FILE_BYTES = 4096
@@ -82,6 +85,12 @@ def create_secrets(port: int) -> dict[Role, bytes]:
     return {role: _read_secret(folder / _file_name(role)) for role in ROLES}
 
 
+def remove_secrets(port: int) -> None:
+    """Forget the secrets of a port; no error if there are none."""
+    with contextlib.suppress(AuthenticationError):
+        shutil.rmtree(state_folder() / str(port), ignore_errors=True)
+
+
 def find_secret(
     role: Role, port: int, *, secret_file: str | None = None, environ: Mapping[str, str] | None = None
 ) -> bytes:
@@ -105,10 +114,16 @@ def find_secret(
     path = _state_path(environ) / str(port) / _file_name(role)
     if not os.path.lexists(path):
         raise AuthenticationError(
-            f"no secret for the cluster at port {port}: copy {_for_people(path)} from the master's machine "
-            "and pass it with --secret-file"
+            f"no secret for a cluster at port {port}: `asyncparl start` starts one here; for one elsewhere copy "
+            f"{_for_people(path)} from its master's machine to the same place, or pass it with "
+            "--secret-file (in a program secret_file=)"
         )
     return _read_secret(path)
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for processes that run code of users, or might show it."""
+    return {name: value for name, value in environ.items() if name not in _SECRET_VARIABLES}
 
 
 def _state_path(environ: Mapping[str, str]) -> Path:

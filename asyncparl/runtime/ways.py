@@ -116,6 +116,8 @@ class WayToNode:
                 break
             except (OSError, AuthenticationError) as error:
                 race.failure = race.failure or error
+            except ValueError as error:
+                race.failure = race.failure or OSError(f"the node says that it is at {address!r}: {error}")
             else:
                 self._known = address
                 race.win(channel)
@@ -145,7 +147,7 @@ class WayToNode:
 
     async def _dial_relay(self, route: str, encrypt: bool) -> Channel:
         try:
-            relay = await self._master.request(OpenRelay(self._ticket.node.node_id))
+            relay = await self._master.request(OpenRelay(self._ticket.node.node_id, may_stall=bool(route)))
         except ResourceError as error:
             raise OSError(f"{self._ticket.node.name} cannot be reached: {error}") from error
         assert self._credentials is not None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -23,10 +24,12 @@ from asyncparl.protocol.control import ActorExited, ActorOutput, ActorStarted
 from asyncparl.protocol.membership import Member, Membership
 from asyncparl.runtime import zygote
 from asyncparl.runtime.output import OutputReader
+from asyncparl.runtime.state import without_secrets
 from asyncparl.transport import Admission
 
 _RUN_ZYGOTE = "from asyncparl.runtime.zygote import main; main()"
 _MAX_ZYGOTES = 8
+_ZYGOTE_LIMIT_S = 5.0
 _SETTLE_S = 0.5
 """How long the output of a dead worker is waited for: a grandchild may hold its pipes open."""
 
@@ -63,6 +66,7 @@ class Worker:
     """Its address comes from here, and connections that were handed over go there."""
     output: OutputReader
     on_exit: Callable[[ActorExited], None]
+    socket_file: str
     forked: trio.Event = field(default_factory=trio.Event)
     exited: trio.Event = field(default_factory=trio.Event)
     reported: trio.Event = field(default_factory=trio.Event)
@@ -79,7 +83,7 @@ class Worker:
         if not self.exited.is_set():
             return "it took too long"
         if self.signal is not None:
-            return f"killed by {signal.Signals(self.signal).name}"
+            return f"killed by {_signal_name(self.signal)}"
         return f"its process exited with code {self.exit_code}"
 
 
@@ -89,7 +93,7 @@ class ZygoteClient:
     def __init__(self, kind: ZygoteKind) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
-        environ = {**os.environ, **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
+        environ = {**without_secrets(os.environ), **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
         setup = zygote.ZygoteSetup(theirs.fileno(), list(kind.sys_path), list(kind.preload), kind.start_method)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _RUN_ZYGOTE, msgspec.json.encode(setup).decode()],
@@ -132,6 +136,18 @@ class ZygoteClient:
             return None
         return zygote.decode_from_zygote(packet) if packet else None
 
+    def kill(self) -> None:
+        """End it at once; the kernel ends its workers."""
+        self._process.kill()
+
+    def hang_up(self) -> None:
+        """Let it end, as it has no workers. `reap` it."""
+        self._socket.close()
+
+    async def reap(self) -> None:
+        """Wait until it has ended, however long it takes."""
+        await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+
     def close(self) -> None:
         """End it, and with it every worker that is left."""
         self._socket.close()
@@ -171,6 +187,9 @@ class WorkerPool:
             await worker.zygote.send(_fork_message(spec), fds)
         except ResourceError as error:
             self._ended(worker, failure=str(error))
+        except BaseException:
+            self._ended(worker, failure="its start was cancelled")  # nothing was forked
+            raise
         finally:
             for fd in fds:
                 os.close(fd)
@@ -184,6 +203,11 @@ class WorkerPool:
             raise ResourceError(f"{spec.name} did not start: {worker.reason}")
         self._membership.ready(spec.actor_id)
         return ActorStarted(address, worker.pid)
+
+    def owner_of(self, actor_id: str) -> int | None:
+        """Which driver it was started for, if it lives."""
+        worker = self._workers.get(actor_id)
+        return None if worker is None else worker.member.owner
 
     async def stop(self, actor_id: str, grace_s: float) -> None:
         """SIGTERM, then SIGKILL after `grace_s` (at once if 0). Returns when it has ended and was reported."""
@@ -248,13 +272,19 @@ class WorkerPool:
         self, spec: WorkerSpec, on_output: Callable[[ActorOutput], None], on_exit: Callable[[ActorExited], None]
     ) -> tuple[Worker, tuple[int, ...]]:
         """The new worker, and the descriptors of its own ends."""
-        (out_read, out_write), (err_read, err_write), (ours, theirs) = _open_ends()
+        client = self._zygote(spec.kind)
         member = self._membership.start(spec.actor_id, spec.name, spec.owner, now=trio.current_time())
+        try:
+            (out_read, out_write), (err_read, err_write), (ours, theirs) = _open_ends()
+        except OSError:
+            self._membership.exited(spec.actor_id)
+            raise
         self._deadlines_changed.set()
         output = OutputReader(out_read, err_read, spec.actor_id, on_output)
         control = socket.socket(fileno=ours)
         control.setblocking(False)
-        worker = Worker(member, self._zygote(spec.kind), control, output, on_exit)
+        socket_file = f"{spec.setup.directory}/{spec.actor_id}"
+        worker = Worker(member, client, control, output, on_exit, socket_file)
         self._workers[spec.actor_id] = worker
         self._nursery.start_soon(self._follow_worker, worker)
         return worker, (out_write, err_write, theirs)
@@ -275,7 +305,7 @@ class WorkerPool:
         for kind, client in self._zygotes.items():
             if client not in busy:
                 del self._zygotes[kind]
-                client.close()
+                client.hang_up()
                 return
 
     async def _follow_worker(self, worker: Worker) -> None:
@@ -287,6 +317,8 @@ class WorkerPool:
         actor_id = worker.member.actor_id
         del self._workers[actor_id]
         _close_control(worker.control)
+        with contextlib.suppress(OSError):  # it never listened
+            os.unlink(worker.socket_file)
         worker.on_exit(ActorExited(actor_id, worker.reason, worker.exit_code, worker.signal, worker.output.tail()))
         worker.reported.set()
 
@@ -305,6 +337,7 @@ class WorkerPool:
                     worker.exit_code, worker.signal = exit_code, signal_number
                     self._ended(worker)
         self._zygotes = {kind: other for kind, other in self._zygotes.items() if other is not client}
+        self._nursery.start_soon(client.reap)
         # The kernel kills its workers; make sure of it, then say so.
         for worker in [worker for worker in self._workers.values() if worker.zygote is client]:
             if worker.pid and not worker.exited.is_set():
@@ -319,10 +352,20 @@ class WorkerPool:
 
     @staticmethod
     async def _signal(worker: Worker, number: int) -> None:
-        try:
-            await worker.zygote.send(zygote.Kill(worker.member.actor_id, number))
-        except ResourceError:
-            pass  # then its workers are being ended by `_follow_zygote`
+        with trio.move_on_after(_ZYGOTE_LIMIT_S) as patience:
+            try:
+                await worker.zygote.send(zygote.Kill(worker.member.actor_id, number))
+            except ResourceError:
+                pass  # then its workers are being ended by `_follow_zygote`
+        if patience.cancelled_caught:
+            worker.zygote.kill()  # it hears nothing: a module that it preloads hangs
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _fork_message(spec: WorkerSpec) -> zygote.Fork:

@@ -125,8 +125,11 @@ class _Zygote:
 
     def serve(self) -> None:
         """Until the node is gone. Returns only in the zygote itself, never in a worker."""
+        poll = select.poll()  # unlike `select` it takes descriptors of any number
+        for fd in (self._control.fileno(), self._child_signal):
+            poll.register(fd, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._control.fileno(), self._child_signal], [], [])
+            ready = {fd for fd, _ in poll.poll()}
             if self._child_signal in ready:
                 os.read(self._child_signal, 4096)
                 self._reap()

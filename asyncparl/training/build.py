@@ -42,6 +42,7 @@ def find_interface(config: TrainingConfig) -> Interface:
         ConfigError: there is no such environment, or it is of a kind that is not supported.
     """
     try:
+        import_from_here()
         environment = make_environment(config.env, num_envs=1, options=config.env_options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -55,10 +56,15 @@ def make_model(interface: Interface, model_class: ModelClass | None) -> Model:
     """The user's model, or the default one for such observations.
 
     Raises:
-        ConfigError: there is no default model for them.
+        ConfigError: there is no default model for them, or the user's takes other arguments.
     """
     if model_class is not None:
-        return model_class(obs_shape=interface.obs_shape, num_actions=interface.num_actions)
+        try:
+            return model_class(obs_shape=interface.obs_shape, num_actions=interface.num_actions)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # from inside of it: its author wants to see where
+            raise ConfigError(f"the model cannot be made with obs_shape and num_actions: {error}") from error
     try:
         return default_model(interface.obs_shape, interface.obs_dtype, interface.num_actions)
     except ValueError as error:
@@ -107,6 +113,12 @@ def check_device(name: str) -> torch.device:
     return device
 
 
+def import_from_here() -> None:
+    """Let modules in the current folder count, as for `python -m`: models and environments of users are there."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+
+
 def import_model(name: str) -> ModelClass:
     """The class behind "module:Class"; modules in the current folder count, as for `python -m`.
 
@@ -116,8 +128,7 @@ def import_model(name: str) -> ModelClass:
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise ConfigError(f"a model is given as module:Class, not {name!r}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    import_from_here()
     try:
         model_class = getattr(importlib.import_module(module_name), class_name)
     except ModuleNotFoundError as error:

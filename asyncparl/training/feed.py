@@ -87,13 +87,14 @@ class Feed:
         self._max_restarts = max_restarts
         self._is_patient = is_patient
         self._sender: WeightSender | None = None
+        self._is_playing = False
         self.num_deaths = 0
         self.last_death: asyncparl.ActorDied | None = None
 
     @property
     def has_actor(self) -> bool:
         """Whether somebody plays in this place."""
-        return self._sender is not None
+        return self._is_playing
 
     @property
     def num_restarts(self) -> int:
@@ -123,12 +124,14 @@ class Feed:
                 await trio.sleep(_TRY_AGAIN_S)
             finally:
                 self._sender = None
+                self._is_playing = False
 
     async def _bring_rollouts(self) -> None:
         actor = self._start_actor()
         self._sender = WeightSender(actor, self._newest)
         async with aclosing(actor.rollouts()) as rollouts:
             async for sample in rollouts:
+                self._is_playing = True
                 await self._take(sample)
                 await self._sender.rollout_taken()
 

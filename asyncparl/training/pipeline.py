@@ -76,6 +76,7 @@ class Pipeline:
             )
             for _ in range(config.num_actors)
         ]
+        self._actors_at_end: int | None = None
         self.finished = trio.Event()
         """As many steps as were asked for have been learned from."""
 
@@ -97,6 +98,13 @@ class Pipeline:
         finally:
             trio.lowlevel.remove_instrument(self._loop_lag)
 
+    def about_to_end(self) -> None:
+        """What `report` says of actors stays as it is now: that they are ended is no news."""
+        self._actors_at_end = self._num_playing()
+
+    def _num_playing(self) -> int:
+        return sum(feed.has_actor for feed in self._feeds)
+
     def report(self) -> Report:
         """The figures of this moment."""
         counters = self.counters()
@@ -107,7 +115,7 @@ class Pipeline:
             elapsed_s=counters.elapsed_s,
             batches_waiting=max(0, self._num_lent - 1),  # one of them is with the learner
             rollouts_waiting=self._room.statistics().tasks_waiting,
-            actors=sum(feed.has_actor for feed in self._feeds),
+            actors=self._num_playing() if self._actors_at_end is None else self._actors_at_end,
             actor_restarts=sum(feed.num_restarts for feed in self._feeds),
             loop_lag_ms=self._loop_lag.longest_ms(),
         )

@@ -136,6 +136,7 @@ class Trainer:
             nursery.start_soon(self._save_regularly, pipeline, display)
             nursery.start_soon(self._stop_when_finished, pipeline)
             await self._stopping.wait()
+            pipeline.about_to_end()
             nursery.cancel_scope.cancel()
 
     async def _stop_when_finished(self, pipeline: Pipeline) -> None:

@@ -18,10 +18,11 @@ import asyncparl
 
 
 class TwoArgumentError(Exception):
-    """Pickles, but cannot be rebuilt from its `args`."""
+    """Cannot be rebuilt: it holds what does not pickle."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
+        self.lock = threading.Lock()
 
 
 @asyncparl.remote_class

@@ -359,3 +359,12 @@ async def test_a_driver_that_is_interrupted_or_killed_leaves_nothing(
     with trio.fail_after(5):
         while set(Path(tempfile.gettempdir()).glob("asyncparl-*")) - folders:
             await trio.sleep(0.01)
+
+
+async def test_a_death_by_a_real_time_signal_is_reported_like_any(capfd: pytest.CaptureFixture[str]) -> None:
+    async with asyncparl.connect():
+        echo, other = Echo(), Echo()
+        os.kill(await echo.pid(), signal.SIGRTMIN + 6)
+        with trio.fail_after(5), pytest.raises(asyncparl.ActorDied, match=f"killed by signal {signal.SIGRTMIN + 6}"):
+            await echo.sleep(600)
+        assert await other.add(1) == 1

@@ -100,13 +100,16 @@ async def test_an_object_that_is_withdrawn_fails_its_calls_and_is_not_handed_out
 
 
 async def test_a_manager_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("ab" * 32)
+    secret.chmod(0o600)
     async with asyncparl.RemoteManager("127.0.0.1:0") as manager:
-        address = manager.address
+        address = manager.address  # free again in a moment
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(asyncparl.as_remote, Agent(), address)
+        nursery.start_soon(partial(asyncparl.as_remote, Agent(), address, secret_file=str(secret)))
         await trio.sleep(0.1)
         with trio.fail_after(10):
-            async with asyncparl.RemoteManager(address) as manager:
+            async with asyncparl.RemoteManager(address, secret_file=str(secret)) as manager:
                 assert await (await manager.get_remote()).add(1) == 1
 
 

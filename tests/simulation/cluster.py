@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from asyncparl.runtime.program import Program
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
 from asyncparl.runtime.workers import WorkerSpec
-from asyncparl.transport import Channel, Credentials
+from asyncparl.transport import Admission, Channel, Credentials
 from asyncparl.transport.memory import MemoryNetwork
 from asyncparl.transport.memory_link import MemoryChannel, MemoryLink
 
@@ -121,6 +122,13 @@ class SimulatedWorkers:
         self._workers[spec.actor_id] = _Worker(spec.owner, on_exit)
         self.num_started += 1
         return ActorStarted(f"memory://{spec.actor_id}", self.num_started)
+
+    def owner_of(self, actor_id: str) -> int | None:
+        worker = self._workers.get(actor_id)
+        return None if worker is None else worker.owner
+
+    def hand_over(self, actor_id: str, connection: socket.socket, admission: Admission) -> bool:
+        raise AssertionError("there are no sockets in a simulation")
 
     async def stop(self, actor_id: str, grace_s: float) -> None:
         await trio.lowlevel.checkpoint()
@@ -251,7 +259,7 @@ class SimulatedDriver:
             node.close()
 
     async def _join(self, link: Link) -> None:
-        await ask(link, JoinDriver(self._driver_id, "program", our_versions()))
+        await ask(link, JoinDriver(self._driver_id, "program", our_versions(), self._driver_id))
 
     def _node(self, ticket: NodeTicket) -> NodeLink:
         node_id = ticket.node.node_id

@@ -85,7 +85,7 @@ async def test_a_run_goes_on_when_a_node_goes_and_another_comes(tmp_path: Path) 
         with trio.fail_after(LIMIT_S):
             result = await trainer.run(watcher)
         assert result.agent_steps >= 60_000
-        assert result.report.actors == 0  # all have ended
+        assert result.report.actors >= 1
         assert [line for line in watcher.lines if "is lost: its node is gone" in line]
         assert not [line for line in watcher.lines if "died" in line]
 

@@ -117,6 +117,8 @@ def _check_members(members: list[zipfile.ZipInfo]) -> None:
     offset = 0
     for member in members:
         name = member.orig_filename
+        if member.filename != name:  # an extra field says another one
+            raise _refused(name, f"it is also called {member.filename[:200]!r}")
         if fault := fault_of_name(name) or _fault_of_member(member, offset):
             raise _refused(name, fault)
         offset += _LOCAL_BYTES + len(name.encode()) + member.file_size

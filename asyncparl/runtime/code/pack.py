@@ -122,6 +122,12 @@ def pack(roots: Sequence[Root], extra_files: Sequence[str] = (), cwd: str | None
     return _write(members, main if main in members else None)
 
 
+def check_files(extra_files: Sequence[str], cwd: str) -> None:
+    """Whether these globs can be sent from `cwd`. Raises as `pack`."""
+    for _ in _extra_files(extra_files, os.path.realpath(cwd)):
+        pass
+
+
 # --- code ---------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+"""The actors of driver.py. A module of its own, so that it has to be sent to nodes on other hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import asyncparl
+
+
+@asyncparl.remote_class
+class Probe:
+    def __init__(self, failure: str = "") -> None:
+        if failure:
+            raise ValueError(failure)
+
+    def where(self) -> dict[str, Any]:
+        """Where it runs."""
+        return {"pid": os.getpid(), "network": os.readlink("/proc/self/ns/net"), "cwd": os.getcwd()}
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def environ(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def invert(self, array: Any) -> Any:
+        return 255 - array
+
+    def sleep(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "slept"
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def say_twice(self, text: str) -> None:
+        print(text + text, flush=True)
+
+    def shoot(self, last_words: str) -> None:
+        print(last_words, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave(self, code: int) -> None:
+        sys.exit(code)
+
+    def count(self, num: int, pause_s: float = 0) -> Iterator[int]:
+        """The numbers below `num`; for ever if it is negative."""
+        i = 0
+        while i != num:
+            yield i
+            i += 1
+            time.sleep(pause_s)

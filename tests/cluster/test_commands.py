@@ -1,0 +1,115 @@
+"""What the commands say when something is wrong: one line, and an exit code that is not 0."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from asyncparl import __version__
+from asyncparl.cli.services import node_main
+from tests.cluster.clusters import COMMAND, MASTER, Cluster
+
+OTHER_VERSION = "99.9.9"
+
+# As if another version were installed.
+WITH_OTHER_VERSION = f"""
+import sys, types
+version = types.ModuleType("asyncparl._version")
+version.__version__ = {OTHER_VERSION!r}
+sys.modules["asyncparl._version"] = version
+"""
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("commands")) as cluster:
+        cluster.start_master()
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    with shared_cluster.one_test():
+        yield shared_cluster
+
+
+def assert_one_line(code: int, errors: str, text: str) -> None:
+    assert code != 0
+    assert errors.startswith("error: ") and text in errors, errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [[*MASTER, "--listen"], [*COMMAND, "start", "--port"]], ids=["master", "start"])
+def test_a_port_that_is_in_use_is_named(cluster: Cluster, command: list[str]) -> None:
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = str(server.getsockname()[1])
+        done = cluster.run([*command, port if "start" in command else f"[::]:{port}"])
+    assert_one_line(done.returncode, done.stderr, "in use")
+    assert port in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--cpus", "-1"], "--cpus"),
+        (["--cpus", "many"], "'many' is not a valid float"),
+        (["--gpus", "99"], "--gpus 99, but this machine has"),
+        (["--labels", "gpu"], "a label is NAME=VALUE"),
+        (["--memory", "3 apples"], "'3 apples' is not a size, such as 512MiB or 16GiB"),
+        (["--listen", "nonsense"], "nonsense"),
+        (["--listen", "127.0.0.1:99999"], "99999"),
+        (["--master", "127.0.0.1:0"], "is not host:port"),
+        (["--master", "[::1"], "is not host:port"),
+        (["--colour", "blue"], "--colour"),
+        (["--secret-file", "/does/not/exist"], "/does/not/exist"),
+    ],
+    ids=lambda value: value[0].removeprefix("--") if isinstance(value, list) else "",
+)
+def test_a_bad_option_of_a_node_is_named(
+    cluster: Cluster,
+    options: list[str],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, because there are so many of them."""
+    monkeypatch.setenv("ASYNCPARL_STATE", str(cluster.state))
+    monkeypatch.setattr(sys, "argv", ["asyncparl-node", "--master", cluster.address, *options])
+    with pytest.raises(SystemExit) as stop:
+        node_main()
+    assert isinstance(stop.value.code, int)
+    assert_one_line(stop.value.code, capsys.readouterr().err, text)
+
+
+def test_a_command_that_does_not_exist_is_named(cluster: Cluster) -> None:
+    done = cluster.run([*COMMAND, "states"])
+    assert_one_line(done.returncode, done.stderr, "states")
+
+
+def test_a_node_of_another_version_is_refused_with_both_versions(cluster: Cluster) -> None:
+    program = WITH_OTHER_VERSION + "from asyncparl.cli.services import node_main; node_main()"
+    done = cluster.run([sys.executable, "-P", "-c", program, "--master", cluster.address])
+    assert_one_line(done.returncode, done.stderr, OTHER_VERSION)
+    assert __version__ in done.stderr
+
+
+def test_a_program_of_another_version_is_refused_with_both_versions(cluster: Cluster) -> None:
+    program = WITH_OTHER_VERSION + textwrap.dedent(
+        f"""
+        import trio, asyncparl
+        async def main():
+            try:
+                async with asyncparl.connect({cluster.address!r}):
+                    pass
+            except asyncparl.ResourceError as error:
+                print(error)
+        trio.run(main)
+        """
+    )
+    done = cluster.run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+    assert OTHER_VERSION in done.stdout and __version__ in done.stdout
