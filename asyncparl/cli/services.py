@@ -114,7 +114,7 @@ def master_command(address: Any) -> None:
     """
     from asyncparl.runtime.service import serve_master
 
-    run_service(partial(serve_master, address, on_ready=_say_master_is_ready))
+    run_service(partial(serve_master, address, on_ready=_say_master_is_ready, log=_log()))
 
 
 @click.command(name="asyncparl-node", context_settings={"help_option_names": ["-h", "--help"]})
@@ -141,6 +141,7 @@ def node_command(master: Any, **options: Any) -> None:
             NodeOptions(**options),
             join_within_s=_JOIN_WITHIN_S,
             on_ready=lambda name: click.echo(f"asyncparl node {name!r} has joined the cluster at {master}"),
+            log=_log(),
         )
     )
 
@@ -171,7 +172,7 @@ async def _serve_both(port: int, options: Any, *, stop: trio.Event) -> None:
     async with trio.open_nursery() as nursery:
 
         async def run_master() -> None:
-            await serve_master(TcpAddress("::", port), stop=node_over, on_ready=master_is_ready)
+            await serve_master(TcpAddress("::", port), stop=node_over, on_ready=master_is_ready, log=_log())
             stop.set()
 
         nursery.start_soon(run_master)
@@ -181,6 +182,7 @@ async def _serve_both(port: int, options: Any, *, stop: trio.Event) -> None:
             options,
             stop=stop,
             on_ready=lambda name: click.echo(f"asyncparl node {name!r} has joined it"),
+            log=_log(),
         )
         node_over.set()
 
@@ -193,18 +195,18 @@ def _say_master_is_ready(address: str, port: int) -> None:
     )
 
 
-def _configure_logging() -> None:
+def _log() -> Any:
     """To standard error: for people on a terminal, as JSON elsewhere."""
     import structlog
 
     is_terminal = sys.stderr.isatty()
-    structlog.configure(
+    return structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_terminal else "iso", utc=not is_terminal),
             structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 
 
@@ -217,7 +219,6 @@ def run_service(serve: Callable[..., Awaitable[None]]) -> None:
     from asyncparl.machine import allow_many_files
 
     allow_many_files()
-    _configure_logging()
     try:
         trio.run(_with_signals, serve)
     except BaseExceptionGroup as group:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import structlog
 import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
@@ -29,6 +28,7 @@ from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, check_capacity
 from asyncparl.runtime.code.store import CodeStore
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES
+from asyncparl.runtime.log import Log, Silence
 from asyncparl.runtime.logs import LogStore
 from asyncparl.runtime.master import Master
 from asyncparl.runtime.node import MAX_CODE_BYTES, Node, NodeConfig
@@ -47,7 +47,11 @@ _CERTIFICATE = "asyncparl.transport.certificate"
 
 
 async def serve_master(
-    address: TcpAddress, *, stop: trio.Event, on_ready: Callable[[str, int], None] = lambda address, port: None
+    address: TcpAddress,
+    *,
+    stop: trio.Event,
+    on_ready: Callable[[str, int], None] = lambda address, port: None,
+    log: Log | None = None,
 ) -> None:
     """Be a master at `address` until `stop` is set, or until the cluster is stopped.
 
@@ -57,6 +61,7 @@ async def serve_master(
         address: where to listen; port 0 chooses one.
         stop: ends it. The nodes and their actors go on, and find the next master at this address.
         on_ready: told where it listens, once it does.
+        log: what happens is said there.
 
     Raises:
         OSError: the address cannot be used.
@@ -68,7 +73,7 @@ async def serve_master(
         port = int(listener.address.rpartition(":")[2])
         secrets |= {str(role): secret for role, secret in create_secrets(port).items()}
         async with trio.open_nursery() as nursery:
-            master = Master(nursery, our_versions(), secrets=secrets, log=structlog.get_logger())
+            master = Master(nursery, our_versions(), secrets=secrets, log=log)
             nursery.start_soon(master.run, [listener])
             on_ready(listener.address, port)
             await _first_of(stop, master.over)
@@ -99,6 +104,7 @@ async def serve_node(
     stop: trio.Event,
     join_within_s: float | None = None,
     on_ready: Callable[[str], None] = lambda name: None,
+    log: Log | None = None,
 ) -> None:
     """Be a node of the cluster at `master` until `stop` is set, or until the cluster is stopped.
 
@@ -108,6 +114,7 @@ async def serve_node(
         stop: ends it in good order: its actors get a moment, the master is told.
         join_within_s: how long the master may be unreachable at the start.
         on_ready: told the node's name, once it has joined.
+        log: what happens is said there.
 
     Raises:
         AuthenticationError: there is no secret, or it is not the cluster's.
@@ -144,7 +151,7 @@ async def serve_node(
             preload=preload,
             store=store,
             logs=LogStore(Path(directory)),
-            log=structlog.get_logger(),
+            log=log or Silence(),
             dial_back=partial(_dial_back, master, credentials, remote),
         )
         failures: list[Exception] = []

@@ -212,6 +212,8 @@ class ClusterMachine(RuleBasedStateMachine):
             self.record.news.discard(actor_id)
             answer = self.core.ask(actor.driver_id, actor_id, "other", demand, self.now)
             assert answer == (Waiting(actor_id) if actor.lease is None else Granted(actor.lease))
+            if actor.granted is not None:
+                actor.granted = self.now  # whoever asks again still wants it
         assert isinstance(self.core.ask("d9", actor_id, "other", demand, self.now), Refused)
         assert self.core.describe(self.now) == before
 
