@@ -61,15 +61,23 @@ def _rows(run_dir: Path) -> list[dict[str, str]]:
 
 
 async def test_catch_is_learned(tmp_path: Path) -> None:
-    config = _config(steps=60_000, envs_per_actor=16, batch_size=32)
-    result = await _run(Trainer(config, run_dir=tmp_path / "run"))
+    # Nearly always 60,000 steps are enough. Which weights play when depends on timing, and a bad start takes longer.
+    config = _config(steps=400_000, envs_per_actor=16, batch_size=32)
+    trainer = Trainer(config, run_dir=tmp_path / "run")
+    display = Watcher(lambda report: report.mean_return >= 0.95, lambda: trainer.stop("learned"))
+    result = await _run(trainer, display)
     assert result.mean_return >= 0.95
-    assert result.stop_reason is None
-    assert result.agent_steps == 60_160  # whole batches of 640
     assert 0 < result.report.mean_lag < 6
+
+
+async def test_a_run_ends_with_the_batch_that_has_its_last_step(tmp_path: Path) -> None:
+    config = _config(steps=6_000, envs_per_actor=16, batch_size=32)
+    result = await _run(Trainer(config, run_dir=tmp_path / "run"))
+    assert result.stop_reason is None
+    assert result.agent_steps == 6_400  # whole batches of 640
     assert result.checkpoint is not None
-    assert load_checkpoint(result.checkpoint).counters.agent_steps == 60_160
-    assert _rows(tmp_path / "run")[-1]["agent_steps"] == "60160"
+    assert load_checkpoint(result.checkpoint).counters.agent_steps == 6_400
+    assert _rows(tmp_path / "run")[-1]["agent_steps"] == "6400"
 
 
 async def test_cartpole_is_learned(tmp_path: Path) -> None:
