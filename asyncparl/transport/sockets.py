@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -21,7 +22,11 @@ _KEEPALIVE_IDLE_S = 5
 _KEEPALIVE_INTERVAL_S = 2
 _KEEPALIVE_COUNT = 5
 _USER_TIMEOUT_MS = 15_000
-_TCP_THIN_LINEAR_TIMEOUTS = 16  # Linux; Python has no name for it
+
+# On a bad line what was lost is repeated once a second, not ever more rarely: heartbeats are to come in time. Kernels
+# before Linux 6.15 do not know the longest pause; where little is under way, theirs do not grow for six times.
+_LONGEST_PAUSE_MS = 1000
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # Linux; Python has no names for them
 
 
 async def connect(address: IpcAddress | TcpAddress) -> socket.socket:
@@ -143,20 +148,34 @@ def tune(connection: socket.socket) -> None:
         ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
         ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
         ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
-        ("TCP_NOTSENT_LOWAT", 0),  # the system's own: Trio's streams set it too low for bulk data
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    _allow_bulk(connection)
     if sys.platform == "linux":
-        # Heartbeats on a bad line: where little is under way, repeat it at an even pace instead of ever more rarely.
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_PAUSE_MS)
+
+
+def stream_of(connection: socket.socket) -> trio.SocketStream:
+    """A Trio stream for bulk data. Takes ownership of the connection."""
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+    _allow_bulk(connection)
+    return stream
+
+
+def _allow_bulk(connection: socket.socket) -> None:
+    # Trio's streams set it low, for whoever may think better of what has not left yet. We never do.
+    if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 0)
 
 
 def allow_stalls(connection: socket.socket) -> None:
     """Never give up on a peer that is there but reads nothing, which `TCP_USER_TIMEOUT` takes for a lost one.
 
     Linux counts the time during which the peer's window is closed, too. The price: where something is under way to a
-    machine that vanished, the system notices only after a quarter of an hour.
+    machine that vanished, a system without `TCP_RTO_MAX_MS` notices only after a quarter of an hour.
     """
     if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)

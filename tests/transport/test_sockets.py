@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from asyncparl.transport.addresses import TcpAddress
 from asyncparl.transport.conformance.harness import fill
 from asyncparl.transport.sockets import allow_stalls, connect
 from tests.transport.pairs import expect_joined, join
+
+TCP_THIN_LINEAR_TIMEOUTS, TCP_RTO_MAX_MS = 16, 44
+LONGEST_PAUSE = Path("/proc/sys/net/ipv4/tcp_rto_max_ms")  # came with the option, in Linux 6.15
 
 
 async def _dials(listening_at: str, *dialed: str) -> list[str]:
@@ -172,6 +177,10 @@ async def test_tcp_connections_send_small_messages_at_once_and_notice_a_peer_tha
             socket.TCP_USER_TIMEOUT: 15_000,
         }
         assert {option: connection.getsockopt(socket.IPPROTO_TCP, option) for option in options} == options
+        if sys.platform == "linux":
+            assert connection.getsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS) == 1
+        if LONGEST_PAUSE.exists():
+            assert connection.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == 1000
         allow_stalls(connection)
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 

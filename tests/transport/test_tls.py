@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import ssl
 import tempfile
 from pathlib import Path
@@ -13,8 +14,10 @@ import trio
 
 from asyncparl.errors import AuthenticationError
 from asyncparl.transport import Channel, dial, listen, tls
+from asyncparl.transport.addresses import parse_dialable
 from asyncparl.transport.certificate import make_certificate
 from asyncparl.transport.handshake import PROOF_BYTES, REPLY_BYTES, bind_certificate
+from asyncparl.transport.sockets import connect
 from tests.transport.between import copy_both_ways, relay, serving
 from tests.transport.greetings import (
     expect_hang_up,
@@ -122,6 +125,16 @@ async def test_encryption_without_keys_works_but_is_no_proof() -> None:
         dialed, accepted = await join(listener, lambda: dial(listener.address, encrypt=True))
         with dialed, accepted:
             await expect_joined(dialed, accepted)
+
+
+async def test_bulk_data_is_not_held_back_below_the_encryption() -> None:
+    with listen("tcp://127.0.0.1:0") as listener:
+        address = parse_dialable(listener.address)
+        pump = tls.TlsPump.for_dialer(await connect(address), bytes(32))
+        try:
+            assert pump._outer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 0
+        finally:
+            pump.discard()
 
 
 # Who is in between
