@@ -1,9 +1,12 @@
 """Reinforcement learning as pure torch: no environments, no processes, no configuration objects."""
 
+from asyncparl.algorithms.a2c import A2C as A2C
 from asyncparl.algorithms.actor_critic import ActorCritic as ActorCritic
 from asyncparl.algorithms.actor_critic import Precision as Precision
 from asyncparl.algorithms.base import Algorithm as Algorithm
+from asyncparl.algorithms.ga3c import GA3C as GA3C
 from asyncparl.algorithms.impala import IMPALA as IMPALA
+from asyncparl.algorithms.optimizers import OptimizerName as OptimizerName
 from asyncparl.algorithms.rollout import Rollout as Rollout
 from asyncparl.algorithms.rollout import check_rollout as check_rollout
 from asyncparl.algorithms.rollout import num_agent_steps as num_agent_steps

@@ -47,6 +47,15 @@ def entropy_loss(logits: Tensor) -> Tensor:
     return -entropy(logits).sum()
 
 
+def normalised(advantages: Tensor) -> Tensor:
+    """Advantages [...] with their mean taken off, divided by their standard deviation (of all of them, not a sample).
+
+    A habit of implementations (Andrychowicz et al. 2021, arXiv:2006.05990), not of the A3C paper. Equal ones become 0.
+    """
+    centred = advantages - advantages.mean()
+    return centred / (centred.square().mean().sqrt() + 1e-8)
+
+
 def _check_same_shape(name: str, tensor: Tensor, expected: Tensor) -> None:
     if tensor.shape != expected.shape:
         raise ValueError(f"{name} has shape {list(tensor.shape)}, expected {list(expected.shape)}")

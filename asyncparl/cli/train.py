@@ -7,14 +7,16 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import click
 import trio
 
+from asyncparl.cli.monitor import monitor_text_option
 from asyncparl.errors import AsyncparlError
-from asyncparl.training.config import PRECISIONS, TrainingConfig
+from asyncparl.training.config import OPTIMIZERS, PRECISIONS, TrainingConfig
 from asyncparl.training.errors import ConfigError, unwrapped_errors
+from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS, PRESET_NAMES, AlgorithmName, concerns
 
 if TYPE_CHECKING:
     from asyncparl.training.display import Display
@@ -29,44 +31,75 @@ UNREAD = 128 + signal.SIGPIPE
 _POSITIVE = click.IntRange(min=1)
 _NOT_NEGATIVE = click.FloatRange(min=0)
 _MORE_THAN_0 = click.FloatRange(min=0, min_open=True)
+_SHARE = click.FloatRange(0, 1)
 _FOLDER = click.Path(path_type=Path)
 _MACHINE = "by the machine"
 
 
-def _setting(
-    name: str, field: str, kind: Any, text: str, default: str | None = None
-) -> Callable[[FunctionT], FunctionT]:
-    """An option that counts only if it is given; its help shows the default of the settings."""
-    default = default or str(TrainingConfig.__dataclass_fields__[field].default)
-    return click.option(name, field, type=kind, default=None, help=f"{text}  [default: {default}]")
+class _Setting(NamedTuple):
+    """An option that counts only if it is given."""
+
+    option: str
+    name: str  # in TrainingConfig
+    kind: Any
+    help: str
+    default: str | None = None  # None: that of the settings
 
 
 _SETTINGS = (
-    _setting("--steps", "steps", _POSITIVE, "Agent steps to learn from."),
-    _setting("--seed", "seed", click.IntRange(min=0), "Of environments, policies and first weights."),
-    _setting("--actors", "num_actors", _POSITIVE, "Processes that play.", _MACHINE),
-    _setting("--envs-per-actor", "envs_per_actor", _POSITIVE, "Environments that each of them plays at once."),
-    _setting("--unroll-length", "unroll_length", _POSITIVE, "Steps of an environment in one rollout."),
-    _setting("--batch-size", "batch_size", _POSITIVE, "Rollouts of one environment each in a training batch."),
-    _setting("--learning-rate", "learning_rate", _MORE_THAN_0, "At the start."),
-    _setting("--anneal/--no-anneal", "anneal_learning_rate", None, "Lower it to 0 at the last step.", "no-anneal"),
-    _setting("--entropy-cost", "entropy_cost", _NOT_NEGATIVE, "Weight of the entropy bonus."),
-    _setting("--value-cost", "value_cost", _NOT_NEGATIVE, "Weight of the value loss."),
-    _setting("--discount", "discount", click.FloatRange(0, 1), "Gamma."),
-    _setting("--max-grad-norm", "max_grad_norm", _MORE_THAN_0, "Gradients are clipped to this norm."),
-    _setting("--rms-epsilon", "rms_epsilon", _MORE_THAN_0, "Of the optimizer, RMSProp."),
-    _setting("--device", "device", str, "Where the learner computes: cpu, cuda, cuda:1.", _MACHINE),
-    _setting("--precision", "precision", click.Choice(PRECISIONS), "Of the network.", "bf16 where that is fast"),
-    _setting("--learner-threads", "learner_threads", _POSITIVE, "CPU threads of the learner.", _MACHINE),
-    _setting("--checkpoint-interval", "checkpoint_interval_s", _MORE_THAN_0, "Seconds between checkpoints."),
-    _setting("--report-interval", "report_interval_s", _MORE_THAN_0, "Seconds between rows of progress.csv."),
-)
+    _Setting("--steps", "steps", _POSITIVE, "Agent steps to learn from."),
+    _Setting("--seed", "seed", click.IntRange(min=0), "Of environments, policies and first weights."),
+    _Setting("--actors", "num_actors", _POSITIVE, "Processes that play.", _MACHINE),
+    _Setting("--envs-per-actor", "envs_per_actor", _POSITIVE, "Environments that each of them plays at once."),
+    _Setting("--unroll-length", "unroll_length", _POSITIVE, "Steps of an environment in one rollout."),
+    _Setting("--batch-size", "batch_size", _POSITIVE, "Rollouts of one environment each in a training batch."),
+    _Setting("--optimizer", "optimizer", click.Choice(OPTIMIZERS), "Its kind; rmsprop_tf is that of the A3C paper."),
+    _Setting("--learning-rate", "learning_rate", _MORE_THAN_0, "At the start."),
+    _Setting("--anneal/--no-anneal", "anneal_learning_rate", None, "Lower it to 0 at the last step."),
+    _Setting("--rms-epsilon", "rms_epsilon", _MORE_THAN_0, "Of RMSProp."),
+    _Setting("--entropy-cost", "entropy_cost", _NOT_NEGATIVE, "Weight of the entropy bonus."),
+    _Setting("--value-cost", "value_cost", _NOT_NEGATIVE, "Weight of the value loss."),
+    _Setting("--discount", "discount", _SHARE, "Gamma."),
+    _Setting("--lambda", "lambda_", _SHARE, "From 0, one-step returns, to 1, returns to the end of the rollout."),
+    _Setting("--max-grad-norm", "max_grad_norm", _MORE_THAN_0, "Gradients are clipped to this norm; inf: not at all."),
+    _Setting(
+        "--normalise-advantages/--no-normalise-advantages", "normalise_advantages", None,
+        "Give those of a batch mean 0 and deviation 1.",
+    ),
+    _Setting("--log-epsilon", "log_epsilon", _SHARE, "Added to probabilities before their logarithm is taken."),
+    _Setting("--predictors", "num_predictors", _POSITIVE, "Threads that choose actions, at most.", _MACHINE),
+    _Setting(
+        "--prediction-batch-size", "prediction_batch_size", _POSITIVE,
+        "Observations that one of them takes at once, at most.",
+    ),
+    _Setting("--device", "device", str, "Where the learner computes: cpu, cuda, cuda:1.", _MACHINE),
+    _Setting("--precision", "precision", click.Choice(PRECISIONS), "Of the network.", "bf16 where that is fast"),
+    _Setting("--learner-threads", "learner_threads", _POSITIVE, "CPU threads of the learner.", _MACHINE),
+    _Setting("--checkpoint-interval", "checkpoint_interval_s", _MORE_THAN_0, "Seconds between checkpoints."),
+    _Setting("--report-interval", "report_interval_s", _MORE_THAN_0, "Seconds between rows of progress.csv."),
+)  # fmt: skip
 
 
-def _settings(function: FunctionT) -> FunctionT:
-    for option in reversed(_SETTINGS):
-        function = option(function)
-    return function
+def _settings(algorithm: AlgorithmName) -> Callable[[FunctionT], FunctionT]:
+    """An option for each setting that the algorithm has; its help shows the default."""
+    defaults = TrainingConfig(env="any", algorithm=algorithm)
+    is_synchronous = DEFAULTS[algorithm].is_synchronous
+
+    def decorate(function: FunctionT) -> FunctionT:
+        for setting in reversed(_SETTINGS):
+            if concerns(setting.name, algorithm) and not (is_synchronous and setting.name == "batch_size"):
+                function = _option(setting, getattr(defaults, setting.name))(function)
+        return function
+
+    return decorate
+
+
+def _option(setting: _Setting, value: Any) -> Callable[[FunctionT], FunctionT]:
+    default = setting.default or str(value)
+    if isinstance(value, bool):
+        default = setting.option.split("/")[0 if value else 1].removeprefix("--")
+    text = f"{setting.help}  [default: {default}]"
+    return click.option(setting.option, setting.name, type=setting.kind, default=None, help=text)
 
 
 @click.group()
@@ -74,43 +107,90 @@ def train() -> None:
     """Train an agent."""
 
 
-@train.command()
-@click.option("--env", help="An Atari game (pong) or a gymnasium id (CartPole-v1, module:EnvId).")
-@_settings
-@click.option(
-    "--env-option",
-    "env_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Of the preprocessing, such as frame_skip=4 or episodic_life=true. May be repeated.",
-)
-@click.option(
-    "--model", metavar="MODULE:CLASS", help="A subclass of asyncparl.Model, made with obs_shape and num_actions."
-)
-@click.option(
-    "--cluster",
-    metavar="HOST:PORT",
-    help="Play on the nodes of this cluster; the learner stays here. --actors is then by its free CPUs.  "
-    "[default: this machine]",
-)
-@click.option("--run-dir", type=_FOLDER, help="New folder for the results.  [default: runs/impala-ENV-DATE-SEED]")
-@click.option(
-    "--resume",
-    type=_FOLDER,
-    metavar="RUN",
-    help="Go on with the run in this folder. Other options may change how it runs, not what it is.",
-)
-def impala(env_options: Sequence[str], run_dir: Path | None, resume: Path | None, **settings: Any) -> NoReturn:
-    """Train with IMPALA: actors play, one learner learns.
+_SUMMARIES: dict[AlgorithmName, str] = {
+    "impala": "actors play on while the learner learns; V-trace corrects for their older weights.",
+    "a2c": "all actors play with the same weights, then wait for the learner to learn from all of it.",
+    "ga3c": "actors hold environments only; predictors beside the learner choose all actions.",
+}
+
+
+def _command(algorithm: AlgorithmName) -> click.Command:
+    """`asyncparl train ALGORITHM`."""
+
+    @_settings(algorithm)
+    def command(**options: Any) -> NoReturn:
+        _train(algorithm, **options)
+
+    title = DEFAULTS[algorithm].title
+    command.__doc__ = f"""Train with {title}: {_SUMMARIES[algorithm]}
 
     The run folder gets config.json, progress.csv, TensorBoard events and checkpoints. Ctrl-C ends the run with a
     checkpoint, a second Ctrl-C at once. Exit status: 0 if all steps were done, 130 after Ctrl-C, 143 after SIGTERM,
     1 or 2 for an error.
     """
+    for option in reversed(_common_options(algorithm)):
+        command = option(command)
+    return click.command(algorithm)(command)
+
+
+def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
+    """What is no setting, or given in another form."""
+    return [
+        click.option("--env", help="An Atari game (pong) or a gymnasium id (CartPole-v1, module:EnvId)."),
+        click.option(
+            "--preset",
+            type=click.Choice(PRESET_NAMES),
+            default=None,
+            help="Whose defaults are used where nothing is given below; those shown there are ours.  [default: ours]",
+        ),
+        click.option(
+            "--env-option",
+            "env_options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Of the preprocessing, such as frame_skip=4 or episodic_life=true. May be repeated.",
+        ),
+        click.option(
+            "--model",
+            metavar="MODULE:CLASS",
+            help="A subclass of asyncparl.Model, made with obs_shape and num_actions.",
+        ),
+        click.option(
+            "--cluster",
+            metavar="HOST:PORT",
+            help="Play on the nodes of this cluster; the learner stays here. --actors is then by its free CPUs.  "
+            "[default: this machine]",
+        ),
+        monitor_text_option,
+        click.option(
+            "--run-dir",
+            type=_FOLDER,
+            help=f"New folder for the results.  [default: runs/{algorithm}-ENV-DATE-SEED]",
+        ),
+        click.option(
+            "--resume",
+            type=_FOLDER,
+            metavar="RUN",
+            help="Go on with the run in this folder. Other options may change how it runs, not what it is.",
+        ),
+    ]
+
+
+def _train(
+    algorithm: AlgorithmName,
+    *,
+    env_options: Sequence[str],
+    run_dir: Path | None,
+    resume: Path | None,
+    monitor: str | None,
+    **settings: Any,
+) -> NoReturn:
+    """Train, and end the process."""
     given = {name: value for name, value in settings.items() if value is not None}
+    given["algorithm"] = algorithm
     try:
         trainer = _make_trainer(given, env_options, run_dir, resume)
-        result = trio.run(_run, trainer, _make_display(trainer))
+        result = trio.run(_run, trainer, _make_display(trainer), monitor or False)
     except KeyboardInterrupt:
         click.echo("stopped at once", err=True)
         sys.exit(INTERRUPTED)
@@ -122,7 +202,7 @@ def impala(env_options: Sequence[str], run_dir: Path | None, resume: Path | None
         raise _missing_package(error) from error
     except AsyncparlError as error:
         raise click.ClickException(str(error)) from error
-    _say_how_it_ended(result)
+    _say_how_it_ended(algorithm, result)
     sys.exit({None: 0, "SIGTERM": TERMINATED}.get(result.stop_reason, INTERRUPTED))
 
 
@@ -139,6 +219,8 @@ def _make_trainer(
     if resume is not None:
         if run_dir is not None:
             raise ConfigError("--run-dir is for new runs: a resumed run goes on in its own folder")
+        if "preset" in given:
+            raise ConfigError("--preset is for new runs: a resumed run keeps the settings that it has")
         return Trainer.resume(resume, changes=given, warn=_warn)
     if "env" not in given:
         raise click.UsageError("--env says what to play, --resume which run to go on with: one of them is needed")
@@ -165,15 +247,15 @@ def _make_display(trainer: Trainer) -> Display:
     config = trainer.config
     for name, value in config.to_json().items():
         click.echo(f"{name:22} {value}")
-    title = f"asyncparl: IMPALA on {config.env}"
+    title = f"asyncparl: {DEFAULTS[config.algorithm].title} on {config.env}"
     return make_display(title, config.steps, str(trainer.run_dir), sys.stdout)
 
 
-async def _run(trainer: Trainer, display: Display) -> TrainingResult:
+async def _run(trainer: Trainer, display: Display, monitor: str | bool) -> TrainingResult:
     with unwrapped_errors():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, trainer, display)
-            result = await trainer.run(display)
+            result = await trainer.run(display, monitor=monitor)
             nursery.cancel_scope.cancel()
     return result
 
@@ -186,14 +268,14 @@ async def _stop_on_signal(trainer: Trainer, display: Display) -> None:
     display.say("stopping: writing a checkpoint; Ctrl-C again stops at once")
 
 
-def _say_how_it_ended(result: TrainingResult) -> None:
+def _say_how_it_ended(algorithm: AlgorithmName, result: TrainingResult) -> None:
     ending = "finished" if result.stop_reason is None else f"stopped by {result.stop_reason}"
     report = result.report
     click.echo(f"{ending} after {report.agent_steps:,} steps; mean return {report.mean_return:.2f}")
     click.echo(f"results: {result.run_dir}")
     if result.stop_reason is not None and result.checkpoint is not None:
         program = sys.argv[0] if Path(sys.argv[0]).name == "asyncparl" else "asyncparl"
-        click.echo(f"go on with: {program} train impala --resume {result.run_dir}")
+        click.echo(f"go on with: {program} train {algorithm} --resume {result.run_dir}")
 
 
 def _warn(line: str) -> None:
@@ -205,3 +287,7 @@ def _missing_package(error: ModuleNotFoundError) -> click.ClickException:
     if package in {"torch", "numpy", "gymnasium", "ale_py", "rich", "tensorboard"}:
         return click.ClickException(f"training needs {package}, which is not installed: pip install 'asyncparl[train]'")
     raise error
+
+
+for _name in ALGORITHM_NAMES:
+    train.add_command(_command(_name))

@@ -1,9 +1,14 @@
-"""The actor: plays a number of environments with the weights that it was sent last, in a process of its own."""
+"""The actors: each plays a number of environments in a process of its own.
+
+A `RolloutActor` has the network, and plays with the weights that it was sent last. An `EnvironmentActor` has none: it
+asks a predictor for every action.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,8 +19,8 @@ import asyncparl
 from asyncparl.rl import WeightLayout, keep_freed_memory
 from asyncparl.training.build import Interface, ModelClass, make_model
 from asyncparl.training.config import TrainingConfig
-from asyncparl.training.environments import environment_seed, make_environment
-from asyncparl.training.sampler import ActorCriticPolicy, Sample, Sampler
+from asyncparl.training.environments import VectorEnvironment, environment_seed, make_environment
+from asyncparl.training.sampler import ActorCriticPolicy, Sample, Sampler, Unroller
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,19 @@ class ActorSetup:
     first_environment: int
     """How many environments the run has started before these; their seeds follow from it."""
 
+    def seed(self, offset: int = 0) -> int:
+        """That of one of its environments."""
+        return environment_seed(self.config.seed, self.first_environment + offset)
+
+    def make_environment(self, num_envs: int, offset: int = 0) -> VectorEnvironment:
+        """So many of its environments, from one of them on."""
+        config = self.config
+        return make_environment(config.env, num_envs=num_envs, seed=self.seed(offset), options=config.env_options)
+
 
 @asyncparl.remote_class
 class RolloutActor:
-    """Streams rollouts for ever.
+    """Streams rollouts for ever, or plays one when it is asked to.
 
     Calls run between two rollouts, in the order in which they were made, so that all steps of a rollout are played
     with one version of the weights.
@@ -38,13 +52,10 @@ class RolloutActor:
 
     def __init__(self, setup: ActorSetup) -> None:
         keep_freed_memory()  # a rollout is allocated every time, filled, and sent away
-        config = setup.config
-        seed = environment_seed(config.seed, setup.first_environment)
+        config, seed = setup.config, setup.seed()
         torch.set_num_threads(1)  # an actor is a core's worth of work
         torch.manual_seed(seed)  # for what the user's model may draw
-        environment = make_environment(
-            config.env, num_envs=config.envs_per_actor, seed=seed, options=config.env_options
-        )
+        environment = setup.make_environment(config.envs_per_actor)
         model = make_model(Interface.of(environment), setup.model_class)
         self._model = model
         self._layout = WeightLayout.of(model)
@@ -62,14 +73,65 @@ class RolloutActor:
         self._layout.unpack(packed, self._model)
         self._version = version
 
+    def rollout(self) -> Sample:
+        """The next rollout. Weights have to be set before."""
+        if self._version < 0:
+            raise RuntimeError("set_weights() comes before rollouts")
+        sample = self._sampler.collect(self._version)
+        self._num_rollouts += 1
+        return sample
+
     def rollouts(self) -> Iterator[Sample]:
         """One rollout after the other. Weights have to be set before."""
-        if self._version < 0:
-            raise RuntimeError("set_weights() comes before rollouts()")
         while True:
-            yield self._sampler.collect(self._version)
-            self._num_rollouts += 1
+            yield self.rollout()
 
     def statistics(self) -> dict[str, Any]:
         """What it has done so far."""
         return {"weights_version": self._version, "rollouts": self._num_rollouts}
+
+
+@asyncparl.remote_class
+class EnvironmentActor:
+    """Streams rollouts whose actions somebody else has chosen.
+
+    Its environments are two groups, so that one can take a step while the actions of the other are on their way. They
+    are rollouts of their own.
+    """
+
+    def __init__(self, setup: ActorSetup, predictor: asyncparl.Proxy) -> None:
+        """`predictor.predict(obs)` gives what `Predictor.predict` does."""
+        keep_freed_memory()
+        torch.set_num_threads(1)
+        num_steps, num_envs = setup.config.unroll_length, setup.config.envs_per_actor
+        half = -(-num_envs // 2)
+        environments = [setup.make_environment(half)]
+        if num_envs > half:
+            environments.append(setup.make_environment(num_envs - half, offset=half))
+        self._groups = [_Group(Unroller(each, num_steps=num_steps), predictor) for each in environments]
+
+    def rollouts(self) -> Iterator[Sample]:
+        """One rollout after the other, of the groups in turn."""
+        while True:
+            for group in self._groups:
+                sample = group.step()
+                if sample is not None:
+                    yield sample
+
+
+class _Group:
+    """Environments whose next actions have been asked for."""
+
+    def __init__(self, unroller: Unroller, predictor: asyncparl.Proxy) -> None:
+        self._unroller = unroller
+        self._predictor = predictor
+        self._actions = predictor.predict(unroller.obs)
+
+    def step(self) -> Sample | None:
+        """Wait for the actions, do them, and ask for the next ones. The rollout that is complete now, if one is."""
+        start = perf_counter()
+        actions, log_probs, version = self._actions.result()
+        waited_s = perf_counter() - start
+        sample = self._unroller.step(actions, log_probs, weights_version=version, inference_s=waited_s)
+        self._actions = self._predictor.predict(self._unroller.obs)
+        return sample

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncparl.algorithms import IMPALA
+from asyncparl.algorithms import ActorCritic
 from asyncparl.algorithms.schedule import LinearDecay
 from asyncparl.rl import Model, default_model
 from asyncparl.training.config import TrainingConfig
@@ -71,31 +71,16 @@ def make_model(interface: Interface, model_class: ModelClass | None) -> Model:
         raise ConfigError(str(error)) from error
 
 
-def make_algorithm(model: Model, config: TrainingConfig) -> IMPALA:
-    """IMPALA as the settings say, on the device of the model."""
-    return IMPALA(
-        model,
-        discount=config.discount,
-        value_cost=config.value_cost,
-        entropy_cost=config.entropy_cost,
-        learning_rate=config.learning_rate,
-        decay_steps=config.steps if config.anneal_learning_rate else None,
-        rms_epsilon=config.rms_epsilon,
-        max_grad_norm=config.max_grad_norm,
-        precision=config.precision,
-    )
-
-
-def restore_algorithm(algorithm: IMPALA, state: dict[str, Any], config: TrainingConfig) -> None:
+def restore_algorithm(algorithm: ActorCritic, state: dict[str, Any], config: TrainingConfig) -> None:
     """Go on from a checkpoint; the learning rate falls to 0 at the end that `config` gives the run now.
 
     Raises:
-        ConfigError: the checkpoint is of another model.
+        ConfigError: the checkpoint is of another model, algorithm or optimizer.
     """
     try:
         algorithm.load_state_dict(state)
     except ValueError as error:
-        raise ConfigError(f"the checkpoint does not fit the model: {error}") from error
+        raise ConfigError(f"the checkpoint does not fit the run: {error}") from error
     algorithm.schedule = LinearDecay(config.learning_rate, config.steps if config.anneal_learning_rate else None)
 
 

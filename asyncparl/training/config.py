@@ -7,28 +7,54 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from asyncparl.machine import usable_cpus
 from asyncparl.training.errors import ConfigError
 from asyncparl.training.machine import has_cuda, has_fast_bf16
+from asyncparl.training.presets import (
+    ALGORITHM_NAMES,
+    DEFAULTS,
+    PRESET_NAMES,
+    AlgorithmName,
+    PresetName,
+    algorithms_with,
+    concerns,
+)
 
 if TYPE_CHECKING:
     from asyncparl.training.environments import EnvironmentOptions
 
+# The same as in `asyncparl.algorithms`, which takes a second to import.
 Precision = Literal["fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Optimizer = Literal["adam", "rmsprop", "rmsprop_tf"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 MAX_ACTORS_PER_CPU = 16
 """More than that is taken for a slip of the keyboard."""
+
+
+class _ByAlgorithm:
+    """The default of a setting that every algorithm has another value for; `TrainingConfig` puts that in its place."""
+
+    def __repr__(self) -> str:
+        return "by algorithm"
+
+
+_BY_ALGORITHM: Any = _ByAlgorithm()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
     """One training run. `for_this_machine` fills in what depends on the machine; the defaults here suit two cores.
 
+    What is not given, and depends on the algorithm, is as the preset "ours" in `presets.py` says. A setting that only
+    another algorithm has must not be given.
+
     Attributes:
+        algorithm: "impala", "a2c" or "ga3c".
         env: an Atari game ("pong") or a gymnasium id.
         env_options: how it is preprocessed; None: as `EnvironmentOptions` says.
         model: "module:Class" of the network; None: the default one for such observations.
@@ -36,17 +62,25 @@ class TrainingConfig:
         seed: of everything that is drawn. No two sub-environments of a run are seeded alike. Not a promise of equal
             runs: which weights an actor has when depends on timing.
         num_actors: processes that play.
-        envs_per_actor: sub-environments that each plays at once.
+        envs_per_actor: sub-environments that each plays at once. In GA3C an actor plays them in two halves: one takes
+            its step while the actions of the other are on their way.
         unroll_length: steps of a sub-environment in one rollout.
-        batch_size: columns of a training batch, each one unroll of one sub-environment.
+        batch_size: columns of a training batch, each one unroll of one sub-environment. In A2C always
+            num_actors * envs_per_actor.
         num_batches: batches in memory. One fills while the others are with the learner; each more adds policy lag.
         learning_rate: at the start. anneal_learning_rate: linearly to 0 at the last step. The paper did, over 200
             million frames; over a run of an hour on two cores it only slows the learning down.
+        optimizer: see `asyncparl.algorithms.optimizers`. rms_epsilon: of the two kinds of RMSProp.
         entropy_cost: weight of the entropy bonus. value_cost: weight of the value loss.
-        discount: gamma. max_grad_norm: gradients, of sums over a batch, are clipped to this norm.
-        rms_epsilon: of the optimizer, RMSProp.
-        device: where the learner computes, as torch names it.
-        precision: of the network's trunk, in the learner and in the actors.
+        discount: gamma. lambda_: of V-trace in IMPALA, of GAE in A2C and GA3C.
+        max_grad_norm: gradients, of sums over a batch, are clipped to this norm; infinite: they are not.
+        normalise_advantages: A2C and GA3C: see `asyncparl.algorithms.A2C`.
+        log_epsilon: GA3C: what is added to the probability of an action before its logarithm is taken.
+        num_predictors: GA3C: threads at the learner that choose the actions of all actors, each with its own weights.
+        prediction_batch_size: GA3C: observations that a predictor takes at once, at most. It takes what waits: its
+            batches grow with its load.
+        device: where the learner computes, as torch names it; GA3C's predictors too.
+        precision: of the network's trunk, in the learner and wherever actions are chosen.
         learner_threads: CPU threads of the learner.
         checkpoint_interval_s: seconds between two checkpoints.
         report_interval_s: seconds between two rows of progress.csv.
@@ -55,22 +89,29 @@ class TrainingConfig:
     """
 
     env: str
+    algorithm: AlgorithmName = "impala"
     env_options: EnvironmentOptions | None = None
     model: str | None = None
     steps: int = 10_000_000
     seed: int = 1
     num_actors: int = 2
-    envs_per_actor: int = 16
-    unroll_length: int = 20
-    batch_size: int = 32
+    envs_per_actor: int = _BY_ALGORITHM
+    unroll_length: int = _BY_ALGORITHM
+    batch_size: int = _BY_ALGORITHM
     num_batches: int = 2
-    learning_rate: float = 6e-4
-    anneal_learning_rate: bool = False
-    entropy_cost: float = 0.01
-    value_cost: float = 0.5
-    discount: float = 0.99
-    max_grad_norm: float = 40.0
-    rms_epsilon: float = 0.01
+    optimizer: Optimizer = _BY_ALGORITHM
+    learning_rate: float = _BY_ALGORITHM
+    anneal_learning_rate: bool = _BY_ALGORITHM
+    rms_epsilon: float = _BY_ALGORITHM
+    entropy_cost: float = _BY_ALGORITHM
+    value_cost: float = _BY_ALGORITHM
+    discount: float = _BY_ALGORITHM
+    lambda_: float = _BY_ALGORITHM
+    max_grad_norm: float = _BY_ALGORITHM
+    normalise_advantages: bool | None = _BY_ALGORITHM
+    log_epsilon: float | None = _BY_ALGORITHM
+    num_predictors: int | None = _BY_ALGORITHM
+    prediction_batch_size: int | None = _BY_ALGORITHM
     device: str = "cpu"
     precision: Precision = "fp32"
     learner_threads: int = 1
@@ -80,13 +121,32 @@ class TrainingConfig:
     cluster: str | None = None
 
     def __post_init__(self) -> None:
-        problems = list(_wrong_types(self)) or list(_wrong_values(self))
+        _check_name("algorithm", self.algorithm, ALGORITHM_NAMES)
+        for each in fields(self):
+            if getattr(self, each.name) is _BY_ALGORITHM:
+                object.__setattr__(self, each.name, self._default(each.name))
+        problems = list(_foreign(self)) or list(_wrong_types(self)) or list(_wrong_values(self))
         if problems:
             raise ConfigError("\n".join(problems))
 
+    def _default(self, name: str) -> Any:
+        """Of a setting that depends on the algorithm. Asked in the order of the fields."""
+        defaults = DEFAULTS[self.algorithm]
+        if name == "batch_size" and defaults.is_synchronous:
+            return self.num_actors * self.envs_per_actor
+        return defaults.presets["ours"].get(name)
+
     @classmethod
-    def for_this_machine(cls, env: str, **settings: Any) -> TrainingConfig:
-        """The defaults for the CPUs and the GPU that this process may use. Settings that are None count as not given.
+    def for_this_machine(
+        cls, env: str, *, algorithm: AlgorithmName = "impala", preset: PresetName = "ours", **settings: Any
+    ) -> TrainingConfig:
+        """Settings for the CPUs and the GPU that this process may use. Those that are None count as not given.
+
+        Args:
+            env: as below.
+            algorithm: as below.
+            preset: what counts where nothing is given; see `presets.py`.
+            settings: the others.
 
         Raises:
             ConfigError: an unknown setting, or a wrong value.
@@ -95,7 +155,16 @@ class TrainingConfig:
         unknown = given.keys() - {each.name for each in fields(cls)}
         if unknown:
             raise ConfigError(f"no setting is called {', '.join(sorted(unknown))}")
-        return cls(env=env, **(_machine_defaults(usable_cpus(), given.get("device")) | given))
+        _check_name("algorithm", algorithm, ALGORITHM_NAMES)
+        _check_name("preset", preset, PRESET_NAMES)
+        defaults = DEFAULTS[algorithm]
+        machine = _machine_defaults(given.get("device"))
+        threads = defaults.threads(usable_cpus(), machine["device"] == "cpu")
+        chosen = {} if preset == "ours" else defaults.presets[preset]  # ours the machine may overrule
+        config = cls(env=env, algorithm=algorithm, **(machine | threads | dict(chosen) | given))
+        if "rms_epsilon" in given and config.optimizer == "adam":
+            raise ConfigError("rms_epsilon is only for RMSProp, and the optimizer is adam")
+        return config
 
     def warnings(self) -> list[str]:
         """What is allowed, but most likely not wanted; one line each."""
@@ -109,8 +178,11 @@ class TrainingConfig:
         return dataclasses.replace(self, **settings)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for config.json."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Plain values, for config.json. Settings that the algorithm does not have are left out."""
+        names = [each.name for each in fields(self) if concerns(each.name, self.algorithm)]
+        values = {name: getattr(self, name) for name in names}
+        if self.max_grad_norm == math.inf:
+            values["max_grad_norm"] = None  # JSON has no infinity
         if self.env_options is not None:
             values["env_options"] = dataclasses.asdict(self.env_options)
         return values
@@ -126,25 +198,18 @@ class TrainingConfig:
         try:
             if values.get("env_options") is not None:
                 values["env_options"] = _env_options(values["env_options"])
+            if values.get("max_grad_norm", 0.0) is None:
+                values["max_grad_norm"] = math.inf
             return cls(**values)
         except TypeError as error:
             raise ConfigError(f"these are not the settings of this version: {error}") from error
 
 
-def _machine_defaults(num_cpus: int, device: str | None) -> dict[str, Any]:
-    """What depends on the machine.
-
-    A core plays about 2,700 Atari steps a second with the policy included, and learns from 4,800 in bf16: without a
-    GPU the learner needs a third of the cores. On two of them, two actors and one learner thread leave none idle.
-    """
-    device = device or ("cuda" if has_cuda() else "cpu")
-    on_cpu = device == "cpu"
-    learner_threads = max(1, num_cpus // 3) if on_cpu else 1
+def _machine_defaults(device: str | None) -> dict[str, Any]:
+    """What depends on the machine, whatever the algorithm."""
     return {
-        "device": device,
+        "device": device or ("cuda" if has_cuda() else "cpu"),
         "precision": "bf16" if has_fast_bf16() else "fp32",  # actors infer on the CPU in any case
-        "learner_threads": learner_threads,
-        "num_actors": max(1, min(num_cpus, 2), num_cpus - learner_threads),
     }
 
 
@@ -155,48 +220,97 @@ def _env_options(values: Mapping[str, Any]) -> EnvironmentOptions:
     return EnvironmentOptions(**values)
 
 
+def _check_name(what: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"{what} must be one of {', '.join(known)}, not {name!r}")
+
+
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str, "bool": bool}
+
+
+def _foreign(config: TrainingConfig) -> Iterator[str]:
+    for each in fields(config):
+        if not concerns(each.name, config.algorithm) and getattr(config, each.name) is not None:
+            yield f"{each.name} is only for {' and '.join(algorithms_with(each.name))}, not for {config.algorithm}"
 
 
 def _wrong_types(config: TrainingConfig) -> Iterator[str]:
     for each in fields(config):
         value = getattr(config, each.name)
-        expected = _TYPES.get(str(each.type))
-        is_bool_by_mistake = isinstance(value, bool) and each.type != "bool"
-        if expected is not None and (is_bool_by_mistake or not isinstance(value, expected)):
-            yield f"{each.name} must be {_article(str(each.type))}, not {value!r}"
+        type_name = str(each.type).removesuffix(" | None")
+        expected = _TYPES.get(type_name)
+        if expected is None or (value is None and type_name != each.type):
+            continue
+        is_bool_by_mistake = isinstance(value, bool) and type_name != "bool"
+        if is_bool_by_mistake or not isinstance(value, expected):
+            yield f"{each.name} must be {_article(type_name)}, not {value!r}"
 
 
 def _wrong_values(config: TrainingConfig) -> Iterator[str]:
     if not config.env:
         yield "env must be the name of an environment, not an empty text"
-    for name in ("steps", "num_actors", "envs_per_actor", "unroll_length", "batch_size", "learner_threads"):
-        if getattr(config, name) < 1:
-            yield f"{name} must be at least 1, not {getattr(config, name)}"
-    for name in ("seed", "max_actor_restarts", "entropy_cost", "value_cost"):
-        if not 0 <= getattr(config, name) < math.inf:
-            yield f"{name} must be 0 or more, not {getattr(config, name)}"
-    for name in ("learning_rate", "max_grad_norm", "rms_epsilon", "checkpoint_interval_s", "report_interval_s"):
-        if not 0 < getattr(config, name) < math.inf:
-            yield f"{name} must be more than 0, not {getattr(config, name)}"
-    if not 0 <= config.discount <= 1:
-        yield f"discount must be between 0 and 1, not {config.discount}"
+    yield from _below_limit(config)
+    for name in ("discount", "lambda_"):
+        if not 0 <= getattr(config, name) <= 1:
+            yield f"{name} must be between 0 and 1, not {getattr(config, name)}"
+    if config.log_epsilon is not None and not 0 <= config.log_epsilon < 1:
+        yield f"log_epsilon must be 0 or more and less than 1, not {config.log_epsilon}"
+    for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
+        if getattr(config, name) not in known:
+            yield f"{name} must be {' or '.join(known)}, not {getattr(config, name)!r}"
     yield from _unworkable(config)
 
 
+_AT_LEAST_1 = (
+    "steps", "num_actors", "envs_per_actor", "unroll_length", "batch_size", "learner_threads", "num_predictors",
+    "prediction_batch_size",
+)  # fmt: skip
+_AT_LEAST_0 = ("seed", "max_actor_restarts", "entropy_cost", "value_cost")
+_MORE_THAN_0 = ("learning_rate", "max_grad_norm", "rms_epsilon", "checkpoint_interval_s", "report_interval_s")
+
+
+def _below_limit(config: TrainingConfig) -> Iterator[str]:
+    """What is too small, infinite or not a number."""
+    for name in _AT_LEAST_1:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            yield f"{name} must be at least 1, not {value}"
+    for name in _AT_LEAST_0:
+        if not 0 <= getattr(config, name) < math.inf:
+            yield f"{name} must be 0 or more, not {getattr(config, name)}"
+    for name in _MORE_THAN_0:
+        value = getattr(config, name)
+        if not 0 < value <= math.inf or (value == math.inf and name != "max_grad_norm"):
+            yield f"{name} must be more than 0, not {value}"
+
+
 def _unworkable(config: TrainingConfig) -> Iterator[str]:
-    if config.precision not in PRECISIONS:
-        yield f"precision must be {' or '.join(PRECISIONS)}, not {config.precision!r}"
+    """What does not go together."""
     if config.num_batches < 2:
         yield f"num_batches must be at least 2, one to fill and one to learn from, not {config.num_batches}"
-    if config.envs_per_actor > config.batch_size >= 1:
-        yield (
-            f"envs_per_actor ({config.envs_per_actor}) must not be more than batch_size ({config.batch_size}): "
-            "a rollout has a column for each environment"
-        )
+    yield from _wrong_batch_size(config)
     num_cpus = usable_cpus()
     if config.cluster is None and config.num_actors > MAX_ACTORS_PER_CPU * num_cpus:
         yield f"{config.num_actors} actors are too many for {num_cpus} CPUs: at most {MAX_ACTORS_PER_CPU} for each"
+
+
+def _wrong_batch_size(config: TrainingConfig) -> Iterator[str]:
+    num_actors, num_envs, batch_size = config.num_actors, config.envs_per_actor, config.batch_size
+    if DEFAULTS[config.algorithm].is_synchronous:
+        if batch_size != num_actors * num_envs >= 1:
+            yield (
+                f"batch_size ({batch_size}) must be num_actors ({num_actors}) times envs_per_actor ({num_envs}): "
+                f"in {config.algorithm} a batch is one rollout of every actor"
+            )
+    elif num_envs > batch_size >= 1:
+        yield (
+            f"envs_per_actor ({num_envs}) must not be more than batch_size ({batch_size}): "
+            "a rollout has a column for each environment"
+        )
+    if config.prediction_batch_size is not None and 1 <= config.prediction_batch_size < num_envs:
+        yield (
+            f"prediction_batch_size ({config.prediction_batch_size}) must not be less than envs_per_actor ({num_envs})"
+        )
 
 
 def _article(type_name: str) -> str:

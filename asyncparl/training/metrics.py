@@ -19,7 +19,15 @@ NUM_EPISODES = 100
 
 _GROUPS = {
     "episodes": ("mean_return", "mean_length"),
-    "learner": ("mean_lag", "max_lag", "waiting_share", "copying_share", "computing_share", "batches_waiting"),
+    "learner": (
+        "mean_lag",
+        "max_lag",
+        "batch_age_s",
+        "waiting_share",
+        "copying_share",
+        "computing_share",
+        "batches_waiting",
+    ),
     "run": ("steps_per_s", "updates", "episodes", "loop_lag_ms", "environment_share", "inference_share", "actors"),
 }
 
@@ -71,6 +79,7 @@ class Report(Situation):
         mean_return: raw, of the last 100 episodes; NaN before the first one ends. `mean_length`: in agent steps.
         mean_lag: by how many updates the weights that acted were older than those that learned, over the columns of
             all batches of the window. `max_lag` likewise.
+        batch_age_s: from the first rollout of a batch to the end of its update, mean.
         waiting_share: of the learner's time; with `copying_share` and `computing_share` it adds up to 1.
         environment_share: of the actors' time; with `inference_share` it is what they are busy.
         losses: what the algorithm said of one of its last updates.
@@ -81,6 +90,7 @@ class Report(Situation):
     mean_length: float
     mean_lag: float
     max_lag: int
+    batch_age_s: float = 0.0
     waiting_share: float
     copying_share: float
     computing_share: float
@@ -104,11 +114,23 @@ class Report(Situation):
         return {name: value for name, value in curves.items() if value == value}
 
 
+def monitor_values(report: Report, title: str, target_steps: int, run_dir: str) -> dict[str, object]:
+    """A report as monitors are told of it; see `asyncparl.Cluster.report`."""
+    return {
+        "title": title,
+        "target_steps": target_steps,
+        **report.row(),
+        "losses": {name: float(value) for name, value in report.losses.items()},
+        "run_dir": run_dir,
+    }
+
+
 class _Update(NamedTuple):
     time: float
     num_steps: int
     times: UpdateTimes
     lags: NDArray[np.int64]  # [B]
+    age_s: float
 
 
 class _Rollout(NamedTuple):
@@ -141,9 +163,11 @@ class Metrics:
         self._rollouts.append(_Rollout(now, environment_s, inference_s))
         _forget(self._rollouts, now - self._window_s)
 
-    def batch_learned(self, *, now: float, num_steps: int, lags: NDArray[np.int64], times: UpdateTimes) -> None:
-        """Note one update. `lags`: of every column of its batch."""
-        self._updates.append(_Update(now, num_steps, times, lags))
+    def batch_learned(
+        self, *, now: float, num_steps: int, lags: NDArray[np.int64], times: UpdateTimes, age_s: float = 0.0
+    ) -> None:
+        """Note one update. `lags`: of every column of its batch; `age_s`: see `batch_age.py`."""
+        self._updates.append(_Update(now, num_steps, times, lags, age_s))
         _forget(self._updates, now - self._window_s)
 
     @property
@@ -166,6 +190,7 @@ class Metrics:
             mean_length=_mean([episode.length for episode in self._episodes]),
             mean_lag=float(lags.mean()),
             max_lag=int(lags.max()),
+            batch_age_s=sum(update.age_s for update in self._updates) / max(1, len(self._updates)),
             waiting_share=waiting,
             copying_share=copying,
             computing_share=computing,

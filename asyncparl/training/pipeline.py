@@ -1,8 +1,10 @@
 """The training pipeline: actors -> batches -> learner -> weights -> actors, in one event loop.
 
-    feed (a task per actor)    async for rollout in actor.rollouts(): copy it into the batch that is being filled
+    feed (a task per actor)    async for rollout in exchange.play(): copy it into the batch that is being filled
     submit                     a batch that is complete goes to the learner's thread, which has room for two
     updated                    the learner is done with a batch: its memory is free again, its weights are the newest
+
+The exchange is what the algorithm's recipe says: it has the actors play, and carries the weights to where they act.
 
 Backpressure: a feed that finds no room waits; its actor then comes to rest, a few rollouts ahead. Nothing is dropped
 and no queue grows. Files and displays are not known here.
@@ -10,24 +12,26 @@ and no queue grows. Files and displays are not known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import trio
 
-import asyncparl
 from asyncparl.rl import WeightLayout
 from asyncparl.rl.checkpoint import get_random_state
-from asyncparl.training.actor import ActorSetup, RolloutActor
+from asyncparl.training.actor import ActorSetup
+from asyncparl.training.batch_age import BatchAges
 from asyncparl.training.batching import BatchAssembler
 from asyncparl.training.checkpoint import Checkpoint, Counters
 from asyncparl.training.errors import TrainingError
-from asyncparl.training.feed import Feed, NewestWeights
+from asyncparl.training.exchange import ExchangeSetup, NewestWeights
+from asyncparl.training.feed import Feed
 from asyncparl.training.learner import Learner, Update
 from asyncparl.training.loop_lag import LoopLag
 from asyncparl.training.metrics import WINDOW_S, Metrics, Report, Situation
 from asyncparl.training.prepare import PreparedRun
+from asyncparl.training.recipes import RECIPES
 from asyncparl.training.sampler import Sample
 
 
@@ -57,19 +61,21 @@ class Pipeline:
             num_batches=config.num_batches,
             pin_memory=config.device.startswith("cuda"),
         )
+        self._ages = BatchAges(config.batch_size)
         self._room = trio.lowlevel.ParkingLot()
         self._num_lent = 0  # batches that are complete and not yet learned from
         steps_left = config.steps - algorithm.agent_steps
         self._num_to_submit = -(-steps_left // (config.unroll_length * config.batch_size))
         self._newest = NewestWeights(algorithm.updates, WeightLayout.of(algorithm.model).pack(algorithm.model))
+        setup = ExchangeSetup(config, run.interface, run.model_class, self._newest)
+        self._exchange = RECIPES[config.algorithm].exchange(setup)
         self._learner = Learner(
             algorithm, on_update=self._updated, device=config.device, num_threads=config.learner_threads
         )
         self._feeds = [
             Feed(
-                self._start_actor,
+                self._play,
                 self._take,
-                self._newest,
                 say=say,
                 max_restarts=config.max_actor_restarts,
                 is_patient=config.cluster is not None,
@@ -93,6 +99,7 @@ class Pipeline:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._learner.run)
+                await nursery.start(self._exchange.run)
                 task_status.started()
                 await self._run_feeds()
         finally:
@@ -151,10 +158,10 @@ class Pipeline:
 
     # --- rollouts in, weights out -----------------------------------------------------------------------------
 
-    def _start_actor(self) -> asyncparl.Proxy:
+    def _play(self) -> AsyncGenerator[Sample, None]:
         setup = ActorSetup(self._run.config, self._run.model_class, self._environments_started)
         self._environments_started += self._run.config.envs_per_actor
-        return cast("asyncparl.Proxy", RolloutActor(setup))  # mypy ignores what class decorators return
+        return self._exchange.play(setup)
 
     async def _run_feeds(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -166,8 +173,9 @@ class Pipeline:
     async def _take(self, sample: Sample) -> None:
         """Copy a rollout into a batch; waits for room."""
         rollout, record = sample
+        arrived = trio.current_time()
         self._metrics.rollout_arrived(
-            now=trio.current_time(),
+            now=arrived,
             episodes=record.episodes,
             environment_s=record.environment_s,
             inference_s=record.inference_s,
@@ -175,6 +183,8 @@ class Pipeline:
         while not self._assembler.has_room(rollout.actions.shape[1]):
             await self._room.park()
         batch = self._assembler.add(rollout, record.weights_version)
+        slot = None if batch is None else batch.slot
+        self._ages.added(rollout.actions.shape[1], slot=slot, now=arrived)
         if batch is not None:
             if self._num_to_submit == 0:
                 await trio.sleep_forever()  # the last batches are being learned from
@@ -188,13 +198,13 @@ class Pipeline:
         self._room.unpark_all()
         self._agent_steps, self._updates = update.agent_steps, update.version
         self._newest.version, self._newest.packed = update.version, update.weights
-        for feed in self._feeds:
-            feed.weights_published()
+        self._exchange.publish()
         self._metrics.batch_learned(
             now=trio.current_time(),
             num_steps=update.batch.rollout.actions.numel(),
             lags=update.lags,
             times=update.times,
+            age_s=self._ages.learned(update.batch.slot, now=trio.current_time()),
         )
         self._metrics.losses = update.losses
         if self._agent_steps >= self._run.config.steps:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncparl.algorithms import IMPALA
+from asyncparl.algorithms import ActorCritic
 from asyncparl.rl.checkpoint import set_random_state
 from asyncparl.training.build import (
     Interface,
@@ -19,7 +19,6 @@ from asyncparl.training.build import (
     check_device,
     find_interface,
     import_model,
-    make_algorithm,
     make_model,
     restore_algorithm,
 )
@@ -27,12 +26,13 @@ from asyncparl.training.checkpoint import Counters, load_latest
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.errors import ConfigError
 from asyncparl.training.metrics import Report
+from asyncparl.training.recipes import make_algorithm
 from asyncparl.training.run_folder import RunFolder, default_run_dir
 
 CHANGEABLE = frozenset(
     {
         "steps", "num_actors", "cluster", "device", "precision", "learner_threads", "num_batches", "max_actor_restarts",
-        "checkpoint_interval_s", "report_interval_s",
+        "checkpoint_interval_s", "report_interval_s", "num_predictors", "prediction_batch_size",
     }
 )  # fmt: skip
 """Settings that may differ when a run is resumed; the others would make it another run."""
@@ -46,7 +46,7 @@ class PreparedRun:
     folder: RunFolder
     interface: Interface
     model_class: ModelClass | None
-    algorithm: IMPALA
+    algorithm: ActorCritic
     counters: Counters
 
 
@@ -61,7 +61,7 @@ def prepare_new_run(config: TrainingConfig, *, run_dir: Path | None, model: Mode
     device = check_device(config.device)
     _seed_generators(config.seed)
     algorithm = make_algorithm(make_model(interface, model_class).to(device), config)
-    folder = RunFolder.create(run_dir or default_run_dir("impala", config.env, config.seed))
+    folder = RunFolder.create(run_dir or default_run_dir(config.algorithm, config.env, config.seed))
     folder.write_config(config.to_json())
     folder.start_reports(Report.columns(), step_column="agent_steps")
     return PreparedRun(config, folder, interface, model_class, algorithm, Counters())
@@ -80,7 +80,10 @@ def prepare_resumed_run(
         ConfigError, RunFolderError: it cannot go on. Its folder is as it was.
     """
     folder = RunFolder.open(run_dir)
-    config = change_config(TrainingConfig.from_json(folder.read_config()), changes)
+    before = TrainingConfig.from_json(folder.read_config())
+    if changes.get("algorithm", before.algorithm) != before.algorithm:
+        raise ConfigError(f"the run in {run_dir} is of {before.algorithm}, not of {changes['algorithm']}")
+    config = change_config(before, changes)
     model_class, config = _choose_model(config, model)
     checkpoint = load_latest(folder.checkpoints, warn=warn)
     if checkpoint.counters.agent_steps >= config.steps:

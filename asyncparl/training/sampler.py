@@ -1,5 +1,7 @@
 """A sampler plays N environments with one policy and cuts what happens into rollouts of T steps.
 
+An unroller is the half of it that knows no policy: somebody else says what is done in each step.
+
 The observations of a rollout are written by the environment straight into the rollout's own array of T + 1 rows; row T
 is `bootstrap_obs`, and the next rollout starts with a copy of it. A rollout belongs to whoever collected it: no later
 step writes into it.
@@ -7,6 +9,7 @@ step writes into it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -30,7 +33,7 @@ class Policy(Protocol):
 
 
 class ActorCriticPolicy:
-    """Draws actions from a model's policy, on the CPU.
+    """Draws actions from a model's policy, on the device where the model lies.
 
     Args:
         model: `forward(obs [N, ...])` gives `(logits [N, A], values [N])`. Put in evaluation mode; whoever holds it may
@@ -42,21 +45,22 @@ class ActorCriticPolicy:
     def __init__(self, model: torch.nn.Module, *, precision: Precision = "fp32", seed: int = 0) -> None:
         self._model = model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._precision = precision
-        self._generator = torch.Generator().manual_seed(seed)
+        self._device = next(model.parameters()).device
+        self._generator = torch.Generator(self._device).manual_seed(seed)
 
     @torch.inference_mode()
     def __call__(self, obs: NDArray[Any], /) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._precision == "bf16"):
-            logits, _ = self._model(as_tensor(obs))
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+            logits, _ = self._model(as_tensor(obs).to(self._device))
         actions, log_probs = sample(logits.float(), self._generator)
-        return actions.numpy(), log_probs.numpy()
+        return actions.cpu().numpy(), log_probs.cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """What is worth knowing about a rollout, besides its contents."""
 
-    weights_version: int  # of the policy, all through the rollout
+    weights_version: int  # of the policy; of several in one rollout, the oldest
     num_steps: int  # agent steps: T * N
     episodes: tuple[Episode, ...]  # that ended in it, raw returns
     environment_s: float
@@ -70,6 +74,68 @@ class Sample(NamedTuple):
     record: RolloutRecord
 
 
+class Unroller:
+    """Steps N environments with the actions that it is given, and cuts what happens into rollouts of T steps.
+
+    Args:
+        environment: is reset here, and belongs to the unroller from now on.
+        num_steps: T.
+    """
+
+    def __init__(self, environment: VectorEnvironment, *, num_steps: int) -> None:
+        if num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+        self._environment = environment
+        self._num_steps = num_steps
+        self._steps = self._no_steps()
+        environment.reset(out=self._steps.obs[0])
+
+    @property
+    def obs(self) -> NDArray[Any]:
+        """[N, *obs_shape] what the policy sees next. Only to be read; valid as long as its holder pleases."""
+        row: NDArray[Any] = self._steps.obs[self._steps.t]
+        return row
+
+    def step(
+        self,
+        actions: NDArray[np.integer[Any]],
+        log_probs: NDArray[np.floating[Any]],
+        *,
+        weights_version: int = 0,
+        inference_s: float = 0.0,
+    ) -> Sample | None:
+        """One step of every environment.
+
+        Args:
+            actions: [N] what the policy does about `obs`.
+            log_probs: [N] log mu(action | obs).
+            weights_version: of the policy; only noted in the record.
+            inference_s: how long it was waited for; likewise.
+
+        Returns:
+            The rollout that is complete now, if one is.
+        """
+        steps, start = self._steps, perf_counter()
+        transition = self._environment.step(actions, out=steps.obs[steps.t + 1])
+        steps.environment_s += perf_counter() - start
+        steps.inference_s += inference_s
+        steps.add(actions, log_probs, transition, weights_version)
+        if steps.t < self._num_steps:
+            return None
+        self._steps = self._no_steps()
+        self._steps.obs[0] = steps.obs[-1]
+        return steps.sample(self._environment.take_episodes())
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._environment.close()
+
+    def _no_steps(self) -> _Steps:
+        # Not from a pool: who collected the last rollout may keep it. The allocator reuses what was freed.
+        environment = self._environment
+        return _Steps.empty(self._num_steps, environment.num_envs, environment.obs_shape, environment.obs_dtype)
+
+
 class Sampler:
     """Collects rollouts of `num_steps` steps, for ever.
 
@@ -80,13 +146,8 @@ class Sampler:
     """
 
     def __init__(self, environment: VectorEnvironment, policy: Policy, *, num_steps: int) -> None:
-        if num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1, got {num_steps}")
-        self._environment = environment
+        self._unroller = Unroller(environment, num_steps=num_steps)
         self._policy = policy
-        self._num_steps = num_steps
-        self._obs = self._new_obs()  # of the next rollout; row 0 is what the policy sees next
-        environment.reset(out=self._obs[0])
 
     def collect(self, weights_version: int = 0) -> Sample:
         """The next T steps.
@@ -94,42 +155,26 @@ class Sampler:
         Args:
             weights_version: which weights the policy has now; only noted in the record.
         """
-        obs = self._obs
-        steps = _Steps.empty(self._num_steps, self._environment.num_envs)
-        environment_s = inference_s = 0.0
-        for t in range(self._num_steps):
+        collected: Sample | None = None
+        while collected is None:
             start = perf_counter()
-            actions, log_probs = self._policy(obs[t])
-            acted = perf_counter()
-            transition = self._environment.step(actions, out=obs[t + 1])
-            environment_s += perf_counter() - acted
-            inference_s += acted - start
-            steps.write(t, actions, log_probs, transition)
-        self._obs = self._new_obs()
-        self._obs[0] = obs[-1]
-        record = RolloutRecord(
-            weights_version=weights_version,
-            num_steps=self._num_steps * self._environment.num_envs,
-            episodes=tuple(self._environment.take_episodes()),
-            environment_s=environment_s,
-            inference_s=inference_s,
-        )
-        return Sample(steps.rollout(obs), record)
+            actions, log_probs = self._policy(self._unroller.obs)
+            inference_s = perf_counter() - start
+            collected = self._unroller.step(
+                actions, log_probs, weights_version=weights_version, inference_s=inference_s
+            )
+        return collected
 
     def close(self) -> None:
         """Close the environment."""
-        self._environment.close()
-
-    def _new_obs(self) -> NDArray[Any]:
-        # Not from a pool: who collected the last rollout may keep it. The allocator reuses what was freed.
-        shape = (self._num_steps + 1, self._environment.num_envs, *self._environment.obs_shape)
-        return np.empty(shape, self._environment.obs_dtype)
+        self._unroller.close()
 
 
 @dataclass(slots=True)
 class _Steps:
-    """The arrays of a rollout under way, but for the observations."""
+    """A rollout under way."""
 
+    obs: NDArray[Any]  # [T + 1, N, *obs_shape]
     actions: NDArray[np.int64]  # [T, N], as those below
     log_probs: NDArray[np.float32]
     rewards: NDArray[np.float32]
@@ -137,11 +182,16 @@ class _Steps:
     truncated: NDArray[np.bool_]
     final_obs: list[NDArray[Any]] = field(default_factory=list)
     final_steps: list[tuple[int, int]] = field(default_factory=list)
+    t: int = 0  # how many steps it has
+    version: int = 0
+    environment_s: float = 0.0
+    inference_s: float = 0.0
 
     @classmethod
-    def empty(cls, num_steps: int, num_envs: int) -> _Steps:
+    def empty(cls, num_steps: int, num_envs: int, obs_shape: tuple[int, ...], obs_dtype: np.dtype[Any]) -> _Steps:
         shape = (num_steps, num_envs)
         return cls(
+            obs=np.empty((num_steps + 1, num_envs, *obs_shape), obs_dtype),
             actions=np.empty(shape, np.int64),
             log_probs=np.empty(shape, np.float32),
             rewards=np.empty(shape, np.float32),
@@ -149,7 +199,8 @@ class _Steps:
             truncated=np.empty(shape, np.bool_),
         )
 
-    def write(self, t: int, actions: NDArray[Any], log_probs: NDArray[Any], transition: Transition) -> None:
+    def add(self, actions: NDArray[Any], log_probs: NDArray[Any], transition: Transition, version: int) -> None:
+        t = self.t
         self.actions[t] = actions
         self.log_probs[t] = log_probs
         self.rewards[t] = transition.rewards
@@ -158,17 +209,30 @@ class _Steps:
         if len(transition.final_indices):
             self.final_obs.append(transition.final_obs)
             self.final_steps.extend((t, int(b)) for b in transition.final_indices)
+        self.version = version if t == 0 else min(self.version, version)
+        self.t += 1
 
-    def rollout(self, obs: NDArray[Any]) -> Rollout[NDArray[Any]]:
-        no_final_obs = np.empty((0, *obs.shape[2:]), obs.dtype)
+    def sample(self, episodes: Iterable[Episode]) -> Sample:
+        """The rollout, now that it is complete."""
+        record = RolloutRecord(
+            weights_version=self.version,
+            num_steps=self.actions.size,
+            episodes=tuple(episodes),
+            environment_s=self.environment_s,
+            inference_s=self.inference_s,
+        )
+        return Sample(self._rollout(), record)
+
+    def _rollout(self) -> Rollout[NDArray[Any]]:
+        no_final_obs = np.empty((0, *self.obs.shape[2:]), self.obs.dtype)
         return Rollout(
-            obs=obs[:-1],
+            obs=self.obs[:-1],
             actions=self.actions,
             behaviour_log_probs=self.log_probs,
             rewards=self.rewards,
             terminated=self.terminated,
             truncated=self.truncated,
-            bootstrap_obs=obs[-1],
+            bootstrap_obs=self.obs[-1],
             final_obs=np.concatenate(self.final_obs) if self.final_obs else no_final_obs,
             final_steps=np.array(self.final_steps, np.int64).reshape(-1, 2),
         )

@@ -15,7 +15,7 @@ from asyncparl.training.checkpoint import Checkpoint, save_checkpoint
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.display import Display, SilentDisplay
 from asyncparl.training.errors import RunFolderError, unwrapped_errors
-from asyncparl.training.metrics import Report
+from asyncparl.training.metrics import Report, monitor_values
 from asyncparl.training.pipeline import Pipeline
 from asyncparl.training.prepare import PreparedRun, prepare_new_run, prepare_resumed_run
 
@@ -100,14 +100,19 @@ class Trainer:
         self._last_saved: Path | None = None
         self._saved_updates = run.counters.updates
         self._reported_at = run.counters.elapsed_s
+        self._cluster: asyncparl.Cluster | None = None
 
     def stop(self, reason: str) -> None:
         """End the run as if its steps were done: after the update under way, with a checkpoint. From its event loop."""
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
-    async def run(self, display: Display | None = None) -> TrainingResult:
+    async def run(self, display: Display | None = None, *, monitor: bool | str = False) -> TrainingResult:
         """Train until all steps are done or `stop` is called, on the cluster of the settings or on a private one.
+
+        Args:
+            display: what to show it on.
+            monitor: see `asyncparl.connect`.
 
         Cancellation and errors: actors and learner are ended, and what was learned is saved, unless the learner itself
         has failed: then the last checkpoint stays the last.
@@ -122,7 +127,8 @@ class Trainer:
         with display, unwrapped_errors():
             pipeline = Pipeline(self._run, say=display.say)
             try:
-                async with asyncparl.connect(self.config.cluster, preload=_PRELOAD):
+                async with asyncparl.connect(self.config.cluster, preload=_PRELOAD, monitor=monitor) as self._cluster:
+                    self._tell_monitors(pipeline.report())
                     await self._train(pipeline, display)
             finally:
                 with trio.CancelScope(shield=True):
@@ -137,6 +143,7 @@ class Trainer:
             nursery.start_soon(self._stop_when_finished, pipeline)
             await self._stopping.wait()
             pipeline.about_to_end()
+            self._tell_monitors(pipeline.report())
             nursery.cancel_scope.cancel()
 
     async def _stop_when_finished(self, pipeline: Pipeline) -> None:
@@ -180,7 +187,13 @@ class Trainer:
 
     def _write_report(self, report: Report, display: Display) -> None:
         self._reported_at = report.elapsed_s
+        self._tell_monitors(report)
         try:
             self._run.folder.report(report.row(), report.scalars(), step=report.agent_steps)
         except OSError as error:
             display.say(f"{self.run_dir} could not be written: {error}")
+
+    def _tell_monitors(self, report: Report) -> None:
+        if self._cluster is not None:
+            title = f"{self.config.algorithm.upper()} on {self.config.env}"
+            self._cluster.report(**monitor_values(report, title, self.config.steps, str(self.run_dir)))

@@ -10,19 +10,10 @@ from torch import Tensor, nn
 
 from asyncparl.algorithms import IMPALA, Rollout, to_torch
 from asyncparl.rl.nets import MLP, AtariShallow
+from tests.algorithms.models import Table, make_model
 from tests.algorithms.rollouts import make_rollout, slow_vtrace
 
 ENDS: dict[str, Any] = {"terminated": ((1, 0), (4, 2)), "truncated": ((0, 1), (3, 0))}
-
-
-def make_model(seed: int = 0) -> MLP:
-    """Far from uniform, so that log rho, entropy and all gradients are of some size."""
-    torch.manual_seed(seed)
-    model = MLP(4, 3, hidden=(8,))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.5)
-    return model
 
 
 def plain_loss(model: nn.Module, rollout: Rollout[Tensor], discount: float) -> Tensor:
@@ -112,18 +103,6 @@ def test_on_policy_rollouts_have_rho_one() -> None:
     metrics = algorithm.learn(own)
     assert metrics["mean_abs_log_rho"] < 1e-6
     assert metrics["rho_clip_fraction"] < 0.5  # rounding decides on which side of 1 each lies
-
-
-class Table(nn.Module):
-    """Logits and a value that do not depend on the observation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.zeros(2))
-        self.value = nn.Parameter(torch.zeros(()))
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        return self.logits.expand(len(obs), 2), self.value.expand(len(obs))
 
 
 def rollout_paid_for_action_one(shift: int = 0) -> Rollout[Tensor]:

@@ -6,13 +6,21 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
-from asyncparl.algorithms import IMPALA, Rollout
+from asyncparl.algorithms import A2C, GA3C, IMPALA, Algorithm, Rollout
 from asyncparl.rl import MLP, Agent
 
 Array = NDArray[Any]
+
+CATCHERS: dict[str, Callable[[], Algorithm]] = {
+    "impala": lambda: IMPALA(MLP(50, 3), learning_rate=2e-3),
+    "a2c": lambda: A2C(MLP(50, 3), learning_rate=2e-3),
+    "a2c with normalised advantages": lambda: A2C(MLP(50, 3), learning_rate=2e-3, normalise_advantages=True),
+    "ga3c": lambda: GA3C(MLP(50, 3), learning_rate=2e-3),
+}
 
 
 class Environments(Protocol):
@@ -108,9 +116,9 @@ def train(
     return rollout
 
 
-def catch_agent() -> Agent:
+def catch_agent(name: str) -> Agent:
     torch.manual_seed(0)
-    return Agent(IMPALA(MLP(50, 3), learning_rate=2e-3))
+    return Agent(CATCHERS[name]())
 
 
 def share_caught(agent: Agent) -> float:
@@ -119,25 +127,31 @@ def share_caught(agent: Agent) -> float:
     return float((last.rewards[last.terminated] > 0.0).mean())
 
 
-def test_catch_is_learned_though_its_only_reward_is_on_the_last_step() -> None:
-    agent = catch_agent()
+@pytest.mark.parametrize("name", CATCHERS)
+def test_catch_is_learned_though_its_only_reward_is_on_the_last_step(name: str) -> None:
+    agent = catch_agent(name)
     assert share_caught(agent) < 0.4
     train(agent, Catch(32, seed=0), num_updates=150)
     assert share_caught(agent) > 0.95
 
 
-def test_catch_is_not_learned_from_rewards_that_arrive_one_step_late() -> None:
+@pytest.mark.parametrize("name", CATCHERS)
+def test_catch_is_not_learned_from_rewards_that_arrive_one_step_late(name: str) -> None:
     def shift(rollout: Rollout[Array]) -> Rollout[Array]:
         return rollout._replace(rewards=np.roll(rollout.rewards, 1, axis=0))
 
-    agent = catch_agent()
+    agent = catch_agent(name)
     train(agent, Catch(32, seed=0), num_updates=150, edit=shift)
     assert share_caught(agent) < 0.6
 
 
-def test_the_value_of_an_endless_reward_is_not_cut_by_a_time_limit() -> None:
+@pytest.mark.parametrize("kind", [IMPALA, A2C, GA3C])
+def test_the_value_of_an_endless_reward_is_not_cut_by_a_time_limit(kind: Any) -> None:
     torch.manual_seed(0)
-    agent = Agent(IMPALA(MLP(1, 2), discount=0.9, learning_rate=0.02, decay_steps=60 * 20 * 10))
+    algorithm = kind(
+        MLP(1, 2), discount=0.9, learning_rate=0.02, decay_steps=60 * 20 * 10, optimizer="rmsprop", rms_epsilon=0.01
+    )
+    agent = Agent(algorithm)
     train(agent, EndlessReward(10), num_updates=60)
     _, value = agent.algorithm.model(torch.ones(1, 1))
     assert abs(value.item() - 10.0) < 0.1

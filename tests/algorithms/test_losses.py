@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncparl.algorithms.losses import entropy, entropy_loss, policy_gradient_loss, value_loss
+from asyncparl.algorithms.losses import entropy, entropy_loss, normalised, policy_gradient_loss, value_loss
 
 
 def test_policy_gradient_loss_and_its_gradient_by_hand() -> None:
@@ -54,3 +54,10 @@ def test_entropy_loss_is_minus_the_sum_and_descending_it_spreads_the_policy() ->
 def test_shapes_are_not_broadcast(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(ValueError, match=r"has shape \[3\], expected \[3, 1\]$"):
         loss(torch.zeros(3, 1), torch.zeros(3))
+
+
+def test_normalised_advantages_have_mean_0_and_deviation_1() -> None:
+    advantages = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    deviation = math.sqrt((4.0 + 1.0 + 0.0 + 9.0) / 4.0)
+    torch.testing.assert_close(normalised(advantages), torch.tensor([[-2.0, -1.0], [0.0, 3.0]]) / deviation)
+    assert torch.equal(normalised(torch.full((2, 2), 7.0)), torch.zeros(2, 2))

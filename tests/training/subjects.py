@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from asyncparl import Model
 from asyncparl.training.environments.catch import Catch
+from tests.training.programs.numbered_catch import NumberedCatch
 
 
-class Misbehaving(Catch):
-    """Catch, until a file says what to do in the next step; whoever reads it first removes it.
+class _Misbehaviour(gymnasium.Env[NDArray[np.float32], Any]):
+    """A game, until a file says what to do in the next step; whoever reads it first removes it.
 
     Args:
         folder: where a file may be: `die`, `fail` or `nan`. `always`: the file stays.
@@ -47,6 +48,14 @@ class Misbehaving(Catch):
         except FileNotFoundError:
             return False
         return True
+
+
+class Misbehaving(_Misbehaviour, Catch):
+    pass
+
+
+class MisbehavingNumbered(_Misbehaviour, NumberedCatch):
+    pass
 
 
 class Corridor(gymnasium.Env[NDArray[np.float32], Any]):
@@ -84,9 +93,10 @@ class LinearModel(Model):
 
 
 MISBEHAVING_ID = "tests.training.subjects:Misbehaving-v0"
+MISBEHAVING_NUMBERED_ID = "tests.training.subjects:MisbehavingNumbered-v0"
 CORRIDOR_ID = "tests.training.subjects:Corridor-v0"
 
-for name in ("Misbehaving", "Corridor"):
+for name in ("Misbehaving", "MisbehavingNumbered", "Corridor"):
     if f"{name}-v0" not in gymnasium.registry:
         entry_point = f"tests.training.subjects:{name}"
         gymnasium.register(f"{name}-v0", entry_point=entry_point, disable_env_checker=True, order_enforce=False)

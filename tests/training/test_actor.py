@@ -1,4 +1,4 @@
-"""The actor, in this process: plays with the weights it was sent last."""
+"""The actors, in this process: one plays with the weights it was sent last, the other asks for every action."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from asyncparl.rl import WeightLayout
 from asyncparl.training import TrainingConfig
-from asyncparl.training.actor import ActorSetup, RolloutActor
+from asyncparl.training.actor import ActorSetup, EnvironmentActor, RolloutActor
 from asyncparl.training.build import find_interface, make_model
-from asyncparl.training.environments import CATCH_ID
+from asyncparl.training.environments import CATCH_ID, COUNTER_ID
+from asyncparl.training.environments.counter import counter_reward
 
 CONFIG = TrainingConfig(env=CATCH_ID, envs_per_actor=3, batch_size=3, unroll_length=4)
 SETUP = ActorSetup(CONFIG, None, first_environment=0)
@@ -74,3 +75,66 @@ def test_actors_with_other_environments_play_other_games() -> None:
         obs.append(next(actor.rollouts()).rollout.obs)
     assert np.array_equal(obs[0], obs[1])
     assert not np.array_equal(obs[0], obs[2])
+
+
+def test_a_single_rollout_goes_on_where_the_last_one_ended() -> None:
+    actor = LocalActor(SETUP)
+    actor.set_weights(0, _weights(1))
+    first, second = actor.rollout().rollout, actor.rollout().rollout
+    assert np.array_equal(first.bootstrap_obs, second.obs[0])
+    assert actor.statistics()["rollouts"] == 2
+
+
+class FakeCall:
+    def __init__(self, prediction: Any) -> None:
+        self.prediction = prediction
+
+    def result(self) -> Any:
+        return self.prediction
+
+
+class FakePredictor:
+    """Does the action that the step asks for, modulo 4, with a version that grows."""
+
+    def __init__(self) -> None:
+        self.asked: list[NDArray[np.float32]] = []
+
+    def predict(self, obs: NDArray[np.float32]) -> FakeCall:
+        self.asked.append(obs.copy())
+        actions = obs[:, 2].astype(np.int64) % 4
+        return FakeCall((actions, -actions.astype(np.float32), len(self.asked)))
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+def test_environments_without_a_network_play_what_they_are_told(num_envs: int) -> None:
+    config = TrainingConfig(env=COUNTER_ID, algorithm="ga3c", envs_per_actor=num_envs, unroll_length=4, batch_size=8)
+    predictor = FakePredictor()
+    actor = cast("Any", EnvironmentActor).__wrapped__(ActorSetup(config, None, first_environment=6), predictor)
+    halves = [-(-num_envs // 2), num_envs // 2][: min(num_envs, 2)]
+    rollouts = actor.rollouts()
+    before: list[Any] = [None] * len(halves)
+    seeds: list[float] = []
+    for number in range(3 * len(halves)):  # the groups take turns
+        group = number % len(halves)
+        rollout, record = next(rollouts)
+        assert rollout.obs.shape == (4, halves[group], 3)
+        assert np.array_equal(rollout.actions, rollout.obs[:, :, 2].astype(np.int64) % 4)
+        assert np.array_equal(rollout.behaviour_log_probs, -rollout.actions)
+        assert np.array_equal(rollout.rewards, np.vectorize(counter_reward)(rollout.actions))
+        assert before[group] is None or np.array_equal(before[group], rollout.obs[0])
+        before[group] = rollout.bootstrap_obs
+        seeds += rollout.obs[0, :, 0].tolist()
+        # The oldest weights of its four steps. Of two groups every second request is this one's.
+        step = len(halves) * 4 * (number // len(halves)) + group + 1
+        assert record.weights_version == step
+    assert sorted(seeds) == sorted(3 * [1_000_006 + i for i in range(num_envs)])
+
+
+def test_a_group_asks_for_its_next_actions_before_the_other_takes_its_step() -> None:
+    config = TrainingConfig(env=COUNTER_ID, algorithm="ga3c", envs_per_actor=2, unroll_length=1, batch_size=2)
+    predictor = FakePredictor()
+    actor = cast("Any", EnvironmentActor).__wrapped__(ActorSetup(config, None, first_environment=0), predictor)
+    assert len(predictor.asked) == 2
+    rollouts = actor.rollouts()
+    next(rollouts)
+    assert [asked[0, 0] for asked in predictor.asked] == [1_000_000, 1_000_001, 1_000_000]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import asyncparl
-from asyncparl.training.feed import NewestWeights, WeightSender
+from asyncparl.training.exchange import NewestWeights, WeightSender
 
 
 class FakeCall:
