@@ -33,6 +33,7 @@ from asyncparl.protocol.control import (
     StartActor,
     StopActor,
 )
+from asyncparl.protocol.figures import WorkerFigures
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, Demand
 from asyncparl.protocol.tickets import ticket_key_id
@@ -130,7 +131,7 @@ class SimulatedWorkers:
     def hand_over(self, actor_id: str, connection: socket.socket, admission: Admission) -> bool:
         raise AssertionError("there are no sockets in a simulation")
 
-    async def stop(self, actor_id: str, grace_s: float) -> None:
+    async def stop(self, actor_id: str, grace_s: float, *, is_final: bool = False) -> None:
         await trio.lowlevel.checkpoint()
         self._end(actor_id, "it was stopped")
 
@@ -139,10 +140,17 @@ class SimulatedWorkers:
         for actor_id in [actor_id for actor_id, worker in self._workers.items() if worker.owner == owner]:
             self._end(actor_id, "it was stopped")
 
-    async def stop_all(self, grace_s: float, reason: str) -> None:
+    async def stop_all(self, grace_s: float, reason: str, *, is_final: bool = False) -> None:
         await trio.lowlevel.checkpoint()
         for actor_id in self.running:
             self._end(actor_id, reason)
+
+    def pids(self) -> dict[str, int]:
+        return {}
+
+    async def figures(self) -> dict[str, WorkerFigures]:
+        await trio.lowlevel.checkpoint()
+        return {}
 
     def _end(self, actor_id: str, reason: str) -> None:
         if (worker := self._workers.pop(actor_id, None)) is not None:

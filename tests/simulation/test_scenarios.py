@@ -1,0 +1,206 @@
+"""A whole cluster and its users, from a seed: see `scenario.py`. For more: `python -m tests.simulation --help`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.network import LATENCIES
+from tests.simulation.scenario import (
+    ACTOR_ACTIONS,
+    DRIVER_ACTIONS,
+    FAULT_WEIGHTS,
+    PAUSES_S,
+    WORLD_ACTIONS,
+    Scenario,
+    Settings,
+    Step,
+    run,
+    scenario_of,
+)
+
+NUM_SEEDS = 240
+CHUNK = 20
+
+
+def _check(scenario: Scenario) -> None:
+    bugs = run(scenario).bugs
+    if bugs:
+        pytest.fail(f"{bugs[0]}\nagain with: python -m tests.simulation --start {scenario.seed}", pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))
+def test_whatever_goes_wrong_every_call_is_settled_and_nothing_is_left(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        _check(scenario_of(seed))
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    scenario = scenario_of(14)
+    first, again = run(scenario), run(scenario)
+    assert len(first.log) > 100
+    assert first.log == again.log
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_run_in_another_process() -> None:
+    digests = [_digests(hash_seed) for hash_seed in ("1", "2")]
+    assert digests[0]
+    assert digests[0] == digests[1]
+
+
+def _digests(hash_seed: str) -> list[str]:
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", "4", "--log"]
+    environ = os.environ | {"PYTHONHASHSEED": hash_seed}
+    output = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    return [line for line in output.splitlines() if line.startswith("digest ")]
+
+
+# --- shrinking ----------------------------------------------------------------------------------------------
+
+_numbers = st.integers(0, 999)
+_steps = st.builds(
+    Step,
+    st.sampled_from(sorted(DRIVER_ACTIONS | ACTOR_ACTIONS | WORLD_ACTIONS | FAULT_WEIGHTS)),
+    _numbers,
+    _numbers,
+    st.integers(0, len(PAUSES_S) - 1),
+)
+_settings = st.builds(
+    Settings,
+    num_nodes=st.integers(1, 2),
+    num_drivers=st.integers(1, 2),
+    cpus=st.sampled_from([2, 4]),
+    latency=st.sampled_from(sorted(LATENCIES)),
+    queued_messages=st.sampled_from([128, 3, 1]),
+    lossy_close=st.sampled_from([0.0, 0.3]),
+    slow_jobs=st.sampled_from([0.0, 0.3]),
+    is_shared=st.booleans(),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(cluster=_settings, steps=st.lists(_steps, max_size=25), seed=st.integers(0, 9))
+def test_any_steps_in_any_order_leave_everything_in_order(cluster: Settings, steps: list[Step], seed: int) -> None:
+    create = Step("create")
+    _check(Scenario(seed=seed, settings=cluster, steps=(create, *steps)))
+
+
+# --- what was found -----------------------------------------------------------------------------------------
+
+ONE = Settings(num_nodes=1, num_drivers=1, latency="wan", queued_messages=3)
+
+FOUND = {
+    "an actor that its dead owner would start again is known for ever to a master that is new": Scenario(
+        seed=19,
+        settings=ONE,
+        steps=(
+            Step("create", 66, 225, 7),
+            Step("stall path", 967, 943, 1),
+            Step("kill driver", 323, 200, 5),
+            Step("kill master", 774, 537, 3),
+        ),
+    ),
+    "the end of an earlier process frees the place of the next one on the same node": Scenario(
+        seed=957,
+        settings=Settings(num_nodes=2, num_drivers=1, cpus=2, latency="wan", queued_messages=16),
+        steps=(
+            Step("create", 967, 752, 7),
+            Step("create", 249, 741, 7),
+            Step("join", 90, 799, 0),
+            Step("stall path", 831, 23, 0),
+            Step("offer", 839, 943, 7),
+            Step("call", 103, 592, 6),
+            Step("forget", 9, 818, 6),
+            Step("gather", 163, 832, 6),
+            Step("create", 945, 185, 5),
+            Step("create", 996, 220, 0),
+        ),
+    ),
+    "an idempotent call that has run is said to have never started, if its actor dies for good after that": Scenario(
+        seed=230,
+        settings=Settings(
+            num_nodes=1,
+            num_drivers=1,
+            cpus=2,
+            latency="awful",
+            queued_messages=3,
+            lossy_close=0.3,
+            slow_jobs=0.1,
+            is_shared=False,
+        ),
+        steps=(
+            Step("create", 907, 0, 2),
+            Step("call", 552, 153, 7),
+            Step("call", 898, 423, 1),
+            Step("kill master", 36, 251, 3),
+            Step("kill node", 385, 177, 5),
+            Step("attribute", 398, 675, 7),
+            Step("stream", 621, 704, 6),
+            Step("cut", 393, 664, 4),
+            Step("through", 700, 905, 6),
+            Step("cancel", 446, 280, 6),
+            Step("cut", 175, 758, 7),
+            Step("leave_by_itself", 543, 556, 3),
+            Step("call", 397, 515, 7),
+            Step("create", 972, 346, 0),
+            Step("drop", 776, 472, 5),
+            Step("forget", 813, 947, 0),
+            Step("burst", 650, 283, 5),
+            Step("burst", 996, 898, 7),
+            Step("kill worker", 451, 334, 3),
+        ),
+    ),
+    "two detached actors of one name, if a new master is asked for the second before it knows the first": Scenario(
+        seed=253,
+        settings=Settings(
+            num_nodes=2,
+            num_drivers=1,
+            cpus=4,
+            latency="lan",
+            queued_messages=1,
+            lossy_close=0.3,
+            slow_jobs=0.5,
+            is_shared=False,
+        ),
+        steps=(
+            Step("create", 146, 0, 5),
+            Step("call", 230, 481, 5),
+            Step("close", 72, 140, 3),
+            Step("burst", 471, 326, 6),
+            Step("join", 101, 166, 2),
+            Step("stream", 545, 692, 6),
+            Step("leave", 571, 456, 6),
+            Step("create", 76, 646, 5),
+            Step("create", 154, 751, 5),
+            Step("through", 965, 832, 1),
+            Step("offer", 854, 644, 1),
+            Step("expose", 856, 913, 1),
+            Step("stream", 436, 870, 6),
+            Step("burst", 941, 2, 6),
+            Step("expose", 403, 628, 5),
+            Step("through", 25, 14, 6),
+            Step("bear", 936, 919, 5),
+            Step("kill master", 655, 592, 1),
+            Step("create", 932, 460, 3),
+            Step("bear", 180, 549, 4),
+        ),
+    ),
+    "a detached actor loses its name when its owner loses sight of it, and can never be found again": Scenario(
+        seed=206,
+        settings=Settings(num_nodes=1, num_drivers=1, latency="none", queued_messages=1, lossy_close=0.3),
+        steps=(Step("create", 648, 286, 7), Step("hold", 883, 913, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_was_found_once_does_not_come_back(what: str) -> None:
+    _check(FOUND[what])
