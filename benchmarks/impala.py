@@ -1,10 +1,12 @@
-"""IMPALA on Pong: agent steps a second with everything included, beside the bound of this machine.
+"""Training on Pong: agent steps a second with everything included, beside the bound of this machine.
 
-    python benchmarks/impala.py --save
+    python benchmarks/impala.py --save                       # IMPALA
+    python benchmarks/impala.py --algorithm a2c --save
+    python benchmarks/impala.py --algorithm ga3c --save
 
 The bound is what the machine could do if it did nothing but play, infer and learn: each stage is timed alone, on one
 thread, and the seconds of one agent step are summed and divided by the number of cores. Stages and training runs
-alternate, so that both see the machine in the same mood.
+alternate, so that both see the machine in the same mood. Each stage handles as much at once as it does in training.
 """
 
 from __future__ import annotations
@@ -21,13 +23,20 @@ import torch
 import trio
 from _report import Row, report
 
-from asyncparl.algorithms import IMPALA, Rollout
-from asyncparl.rl import Agent, AtariShallow, keep_freed_memory
+from asyncparl.algorithms import Rollout
+from asyncparl.rl import AtariShallow, keep_freed_memory
 from asyncparl.training import Trainer, TrainingConfig
 from asyncparl.training.environments import make_environment
 from asyncparl.training.metrics import Report
+from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS
+from asyncparl.training.recipes import make_algorithm
+from asyncparl.training.sampler import ActorCriticPolicy
 
-UNROLL, COLUMNS, ENVS = 20, 32, 16
+TARGETS = {  # of steps a second, and of the bound in percent
+    "impala": ("2,400", ""),
+    "a2c": ("", "70"),
+    "ga3c": ("", "70"),
+}
 
 
 class Recorder:
@@ -60,35 +69,40 @@ class Recorder:
         return (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
 
 
-def environment_rate(num_steps: int = 200) -> float:
+def envs_at_once(config: TrainingConfig) -> int:
+    """Environments that an actor steps, and asks actions for, at once: in GA3C half of its."""
+    return -(-config.envs_per_actor // 2) if config.algorithm == "ga3c" else config.envs_per_actor
+
+
+def environment_rate(num_envs: int, num_steps: int = 200) -> float:
     """Agent steps a second of the environments alone."""
-    environment = make_environment("pong", num_envs=ENVS, seed=1)
+    environment = make_environment("pong", num_envs=num_envs, seed=1)
     environment.reset()
-    actions = np.zeros(ENVS, np.int64)
+    actions = np.zeros(num_envs, np.int64)
     started = time.perf_counter()
     for _ in range(num_steps):
         environment.step(actions)
-    rate = num_steps * ENVS / (time.perf_counter() - started)
+    rate = num_steps * num_envs / (time.perf_counter() - started)
     environment.close()
     return rate
 
 
-def inference_rate(precision: str, num_steps: int = 200) -> float:
-    """Observations a second of the policy alone, as an actor asks it."""
-    agent = Agent(IMPALA(AtariShallow(6), precision=precision))
-    obs = np.random.default_rng(0).integers(0, 255, (ENVS, 4, 84, 84), np.uint8)
-    agent.sample(obs)
+def inference_rate(num_envs: int, config: TrainingConfig, num_steps: int = 200) -> float:
+    """Observations a second of the policy alone, as an actor asks it, or a predictor is asked by one actor."""
+    policy = ActorCriticPolicy(AtariShallow(6), precision=config.precision)
+    obs = np.random.default_rng(0).integers(0, 255, (num_envs, 4, 84, 84), np.uint8)
+    policy(obs)
     started = time.perf_counter()
     for _ in range(num_steps):
-        agent.sample(obs)
-    return num_steps * ENVS / (time.perf_counter() - started)
+        policy(obs)
+    return num_steps * num_envs / (time.perf_counter() - started)
 
 
-def learning_rate(precision: str, num_updates: int = 12) -> float:
+def learning_rate(config: TrainingConfig, num_updates: int = 12) -> float:
     """Agent steps a second of the learner alone."""
-    algorithm = IMPALA(AtariShallow(6), precision=precision)
+    algorithm = make_algorithm(AtariShallow(6), config)
     rng = np.random.default_rng(0)
-    shape = (UNROLL, COLUMNS)
+    shape = num_steps, num_columns = config.unroll_length, config.batch_size
     rollout = Rollout(
         obs=torch.from_numpy(rng.integers(0, 255, (*shape, 4, 84, 84), np.uint8)),
         actions=torch.from_numpy(rng.integers(0, 6, shape)),
@@ -96,7 +110,7 @@ def learning_rate(precision: str, num_updates: int = 12) -> float:
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape, dtype=torch.bool),
         truncated=torch.zeros(shape, dtype=torch.bool),
-        bootstrap_obs=torch.from_numpy(rng.integers(0, 255, (COLUMNS, 4, 84, 84), np.uint8)),
+        bootstrap_obs=torch.from_numpy(rng.integers(0, 255, (num_columns, 4, 84, 84), np.uint8)),
         final_obs=torch.zeros((0, 4, 84, 84), dtype=torch.uint8),
         final_steps=torch.zeros((0, 2), dtype=torch.int64),
     )
@@ -105,7 +119,7 @@ def learning_rate(precision: str, num_updates: int = 12) -> float:
     started = time.perf_counter()
     for _ in range(num_updates):
         algorithm.learn(rollout)
-    return num_updates * UNROLL * COLUMNS / (time.perf_counter() - started)
+    return num_updates * num_steps * num_columns / (time.perf_counter() - started)
 
 
 def training_run(config: TrainingConfig) -> Recorder:
@@ -119,18 +133,20 @@ def training_run(config: TrainingConfig) -> Recorder:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithm", choices=ALGORITHM_NAMES, default="impala", help="(default impala)")
     parser.add_argument("--repeats", type=int, default=3, help="samples of each row (default 3)")
     parser.add_argument("--steps", type=int, default=120_000, help="agent steps of one run (default 120,000)")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/impala.{md,json}")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/ALGORITHM.{md,json}")
     arguments = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
     cores = len(os.sched_getaffinity(0))
-    config = TrainingConfig.for_this_machine("pong", steps=arguments.steps)
+    config = TrainingConfig.for_this_machine("pong", algorithm=arguments.algorithm, steps=arguments.steps)
+    num_envs = envs_at_once(config)
     stages: dict[str, list[float]] = {"environment": [], "inference": [], "learning": [], "bound": []}
     trained, ratios, lags = [], [], []
     for _ in range(arguments.repeats):
-        rates = [environment_rate(), inference_rate(config.precision), learning_rate(config.precision)]
+        rates = [environment_rate(num_envs), inference_rate(num_envs, config), learning_rate(config)]
         bound = cores / sum(1 / rate for rate in rates)
         for values, value in zip(stages.values(), [*rates, bound], strict=True):
             values.append(value)
@@ -141,15 +157,18 @@ def main() -> None:
         lags.append(recorder.report.mean_lag)
     rows = [
         Row("environments alone, one thread", "steps/s", stages["environment"]),
-        Row(f"policy alone, batch {ENVS}, one thread", "steps/s", stages["inference"]),
+        Row(f"policy alone, batch {num_envs}, one thread", "steps/s", stages["inference"]),
         Row("learner alone, one thread", "steps/s", stages["learning"]),
         Row(f"bound of {cores} cores", "steps/s", stages["bound"]),
-        Row("training, everything included", "steps/s", trained, target="2,400"),
-        Row("training, of the bound", "%", ratios),
+        Row("training, everything included", "steps/s", trained, target=TARGETS[arguments.algorithm][0]),
+        Row("training, of the bound", "%", ratios, target=TARGETS[arguments.algorithm][1]),
         Row("policy lag, mean", "updates", lags),
     ]
-    title = f"IMPALA on Pong: shallow net, {config.precision}, {config.num_actors} actors of {ENVS} environments"
-    report(title, rows, save_as="impala" if arguments.save else None)
+    title = (
+        f"{DEFAULTS[config.algorithm].title} on Pong: shallow net, {config.precision}, "
+        f"{config.num_actors} actors of {config.envs_per_actor} environments"
+    )
+    report(title, rows, save_as=arguments.algorithm if arguments.save else None)
 
 
 if __name__ == "__main__":
