@@ -4,6 +4,8 @@
     async with asyncparl.connect()  starts a cluster on this machine
     await actor.method(...)         calls it
 
+`asyncparl.blocking` is the same without `async`.
+
 Importing this starts nothing and imports neither numpy, torch nor gymnasium. `Model`, `Algorithm` and `Agent` need
 torch, which is imported when they are first used.
 """
@@ -25,16 +27,22 @@ from asyncparl.errors import SerializationError as SerializationError
 from asyncparl.runtime.call import Call as Call
 from asyncparl.runtime.call import as_completed as as_completed
 from asyncparl.runtime.call import gather as gather
+from asyncparl.runtime.connect import Cluster as Cluster
+from asyncparl.runtime.connect import connect as connect
+from asyncparl.runtime.group import Group as Group
+from asyncparl.runtime.group import supervise as supervise
 from asyncparl.runtime.pull import RemoteManager as RemoteManager
 from asyncparl.runtime.pull import as_remote as as_remote
 from asyncparl.runtime.remote import Proxy as Proxy
 from asyncparl.runtime.remote import RemoteClass as RemoteClass
 from asyncparl.runtime.remote import close as close
+from asyncparl.runtime.remote import current_actor as current_actor
+from asyncparl.runtime.remote import expose as expose
+from asyncparl.runtime.remote import get_actor as get_actor
 from asyncparl.runtime.remote import kill as kill
 from asyncparl.runtime.remote import remote_class as remote_class
 from asyncparl.runtime.remote import set_attribute as set_attribute
-from asyncparl.runtime.session import Cluster as Cluster
-from asyncparl.runtime.session import connect as connect
+from asyncparl.runtime.repeats import idempotent as idempotent
 
 if TYPE_CHECKING:
     from asyncparl.rl import Agent as Agent

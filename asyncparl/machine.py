@@ -10,6 +10,7 @@ from pathlib import Path
 
 _CGROUP_CPUS = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 _NVIDIA_DEVICES = "/dev"
@@ -45,6 +46,16 @@ def visible_gpus() -> list[str]:
     return [str(index) for index, _ in enumerate(name for name in devices if name.removeprefix("nvidia").isdigit())]
 
 
+def num_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory: of our control group, else of the machine."""
+    for path in [*_oom_counters(), Path("/proc/vmstat")]:
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
 def host_identity() -> str:
     """The same for two processes exactly if they share the kernel and its network: then socket files work between them.
 
@@ -78,6 +89,21 @@ def installed_version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _oom_counters() -> list[Path]:
+    """Where our control group counts, whichever version of control groups the machine has."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if "memory" in controllers.split(","):
+            found.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+        elif not controllers:
+            found += [Path(f"{mount}{path}/memory.events") for mount in _CGROUP_MOUNTS]
+    return found
 
 
 def _cgroup_cpus() -> int | None:

@@ -41,11 +41,22 @@ ROOMS = {
     "transport.nng":   Room("errors",                               "trio pynng"),
     "transport.certificate": Room("",                               "cryptography"),
     "runtime":         Room("_version errors ids machine protocol transport", "trio msgspec structlog"),
+    "runtime.memory":  Room("",                                     "psutil"),
+    "runtime.machine_figures": Room("protocol",                     "trio psutil"),
+    # Serves the monitor of a block, if that asks for one.
+    "runtime.connect": Room("errors machine protocol transport monitor", "trio msgspec"),
+    "monitor":         Room("asyncparl errors ids protocol transport runtime", "trio"),
+    "monitor.web":     Room("asyncparl errors",                     "starlette"),
+    "monitor.event_response": Room("",                              "trio starlette"),
+    "monitor.server":  Room("errors transport runtime",             "trio hypercorn"),
+    "monitor.prometheus": Room("asyncparl protocol",                "prometheus_client"),
+    "monitor.top":     Room("protocol",                             "rich"),
+    "blocking":        Room("errors protocol runtime",              "trio"),
     "algorithms":      Room("",                                     "torch numpy"),
     "rl":              Room("algorithms",                           "torch numpy"),
     "training":        Room("asyncparl errors machine rl algorithms", "trio outcome torch numpy gymnasium ale_py rich"),
-    "cli":             Room("asyncparl errors machine protocol transport runtime rl algorithms training",
-                            "trio click msgspec structlog"),
+    "cli":             Room("asyncparl errors machine protocol transport runtime monitor rl algorithms training",
+                            "trio click msgspec structlog rich"),
     "mypy_plugin":     Room("",                                     "mypy"),
     "asyncparl":       Room("_version errors runtime rl",                    ""),
 }
@@ -62,7 +73,7 @@ IMPURE = frozenset({
 HIDDEN = "asyncparl.transport.nng"
 
 # What examples may import: the same as a user.
-PUBLIC = frozenset({"asyncparl", "rl", "algorithms", "training"})
+PUBLIC = frozenset({"asyncparl", "blocking", "rl", "algorithms", "training"})
 
 CODE_FOLDERS = ("asyncparl", "benchmarks", "examples", "tests")
 MAX_FILE_LINES = 600

@@ -9,6 +9,7 @@ import click
 
 import asyncparl
 from asyncparl.cli.cluster import actors, logs, status, stop
+from asyncparl.cli.monitor import monitor, top
 from asyncparl.cli.services import start
 from asyncparl.cli.train import train
 
@@ -19,7 +20,7 @@ def commands() -> None:
     """Distributed reinforcement learning as plain async Python."""
 
 
-for command in (start, status, actors, logs, stop, train):
+for command in (start, status, actors, logs, top, monitor, stop, train):
     commands.add_command(command)
 
 

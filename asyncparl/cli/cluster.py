@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import trio
 
-from asyncparl.cli.services import DEFAULT_PORT, AddressType
+from asyncparl.cli.addresses import DEFAULT_PORT, AddressType
 from asyncparl.errors import AsyncparlError, ResourceError
 
 if TYPE_CHECKING:

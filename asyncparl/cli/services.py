@@ -11,34 +11,11 @@ from typing import Any, NoReturn
 import click
 import trio
 
+from asyncparl.cli.addresses import DEFAULT_PORT, AddressType
+from asyncparl.cli.monitor import monitor_option, serve_monitor
 from asyncparl.errors import AsyncparlError
 
-DEFAULT_PORT = 8010
 _JOIN_WITHIN_S = 15.0
-_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-class AddressType(click.ParamType[Any]):
-    """host:port, [ipv6]:port, or a host alone."""
-
-    name = "host:port"
-
-    def __init__(self, *, is_listening: bool = False) -> None:
-        self._is_listening = is_listening
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from asyncparl.transport.addresses import TcpAddress, parse_address
-
-        if isinstance(value, TcpAddress):
-            return value
-        text = value if value.rpartition(":")[2].isdigit() and not value.endswith("]") else f"{value}:{DEFAULT_PORT}"
-        try:
-            address = parse_address(f"tcp://{text}")
-        except ValueError as error:
-            self.fail(f"{value!r} is not host:port ({error})", param, ctx)
-        if not isinstance(address, TcpAddress) or (not address.port and not self._is_listening):
-            self.fail(f"{value!r} is not host:port", param, ctx)
-        return address
 
 
 class MemoryType(click.ParamType[int]):
@@ -47,15 +24,12 @@ class MemoryType(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        for unit, size in _UNITS.items():
-            if value.endswith(unit):
-                try:
-                    return int(float(value.removesuffix(unit)) * size)
-                except (ValueError, OverflowError):
-                    break
-        self.fail(f"{value!r} is not a size, such as 512MiB or 16GiB", param, ctx)
+        from asyncparl.protocol.resources import parse_bytes
+
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _labels(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -106,15 +80,36 @@ def _node_options(function: Any) -> Any:
     show_default=True,
     help="Where nodes and programs dial. Everything of a cluster works through this one port.",
 )
-def master_command(address: Any) -> None:
+@monitor_option
+def master_command(address: Any, bind: Any) -> None:
     """The master of a cluster: who is in it, and which actor runs where.
 
     Its secrets are made at the first start, in the state folder of this user. SIGTERM ends it; running actors go on,
     and everybody finds the next master at the same address.
     """
+    run_service(partial(_serve_master, address, bind))
+
+
+async def _serve_master(address: Any, bind: Any, *, stop: trio.Event) -> None:
     from asyncparl.runtime.service import serve_master
 
-    run_service(partial(serve_master, address, on_ready=_say_master_is_ready, log=_log()))
+    async with trio.open_nursery() as nursery:
+
+        def master_is_ready(where: str, port: int) -> None:
+            _say_master_is_ready(where, port)
+            if bind is not None:
+                nursery.start_soon(partial(serve_monitor, _from_here(where, port), bind, stop=trio.Event()))
+
+        await serve_master(address, stop=stop, on_ready=master_is_ready, log=_log())
+        nursery.cancel_scope.cancel()
+
+
+def _from_here(listening_at: str, port: int) -> Any:
+    """How a master is dialed from its own machine."""
+    from asyncparl.transport.addresses import TcpAddress
+
+    host = listening_at.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return TcpAddress("localhost" if host in ("::", "0.0.0.0") else host, port)
 
 
 @click.command(name="asyncparl-node", context_settings={"help_option_names": ["-h", "--help"]})
@@ -148,18 +143,19 @@ def node_command(master: Any, **options: Any) -> None:
 
 @click.command()
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True, help="Of the master.")
+@monitor_option
 @_node_options
-def start(port: int, **options: Any) -> None:
+def start(port: int, bind: Any, **options: Any) -> None:
     """Start a master and a node on this machine. Other machines join with asyncparl-node.
 
     Runs until Ctrl-C or SIGTERM, or `asyncparl stop`, and then ends both.
     """
     from asyncparl.runtime.service import NodeOptions
 
-    run_service(partial(_serve_both, port, NodeOptions(**options)))
+    run_service(partial(_serve_both, port, NodeOptions(**options), bind))
 
 
-async def _serve_both(port: int, options: Any, *, stop: trio.Event) -> None:
+async def _serve_both(port: int, options: Any, bind: Any, *, stop: trio.Event) -> None:
     from asyncparl.runtime.service import serve_master, serve_node
     from asyncparl.transport.addresses import TcpAddress
 
@@ -167,6 +163,8 @@ async def _serve_both(port: int, options: Any, *, stop: trio.Event) -> None:
 
     def master_is_ready(address: str, port: int) -> None:
         _say_master_is_ready(address, port)
+        if bind is not None:
+            nursery.start_soon(partial(serve_monitor, TcpAddress("localhost", port), bind, stop=node_over))
         ready.set()
 
     async with trio.open_nursery() as nursery:

@@ -18,7 +18,8 @@ An actor:
        +-- withdrawn; driver gone; no node can hold it any more ----------------------------------------> forgotten
 
 What a node says about its actors is the truth: an actor that it reports is booked even if it was never granted here,
-because a master that restarted has forgotten everything. Only an actor that has another place already must end there.
+because a master that restarted has forgotten everything. Only an actor that has another place already must end there,
+and one whose owner has asked for a later process of it: no two processes are ever the same actor.
 
 Nothing here waits or reads a clock: `now` is in seconds of any monotonic clock. Calls about nodes, drivers and actors
 that are not there, or not any more, change nothing.
@@ -38,29 +39,35 @@ from asyncparl.protocol.decisions import (
     DemandRefused,
     DriverGone,
     DriverJoined,
+    Ended,
+    Found,
     Granted,
     LeaseExpired,
-    NodeDrained,
+    Named,
     NodeJoined,
     NodeLost,
     Refused,
+    StillHeld,
     Waiting,
 )
+from asyncparl.protocol.directory import Directory
 from asyncparl.protocol.liveness import Liveness
-from asyncparl.protocol.nodes import RETURN_LIMIT_S, Held, LostNodes, Node, NodeState
-from asyncparl.protocol.parties import NodeInfo, Versions, id_fault, unique_name, version_fault
-from asyncparl.protocol.placement import choose, could_hold, missing, waiting_reason
+from asyncparl.protocol.nodes import RETURN_LIMIT_S, Held, Node, NodeState
+from asyncparl.protocol.parties import NodeInfo, Versions, id_fault, unique_name
+from asyncparl.protocol.placement import choose, waiting_reason
 from asyncparl.protocol.resources import (
     ONE,
+    UNTITLED,
+    ActorTitle,
     Capacity,
     Demand,
     Lease,
     Need,
-    check_capacity,
     check_demand,
     lease_fault,
     need_of,
 )
+from asyncparl.protocol.roster import Roster
 from asyncparl.protocol.waiting import WaitingDemand, WaitingQueue
 
 __all__ = ["ClusterCore", "ClusterView", "NodeInfo", "NodeState", "Versions"]
@@ -72,6 +79,8 @@ START_LIMIT_S = 60.0
 @dataclass(slots=True)
 class _Driver:
     name: str
+    program_id: str
+    """The program that it belongs to: an actor that uses others is a driver too."""
     absence: Liveness | None = None
     """While its connection is broken."""
 
@@ -80,10 +89,7 @@ class ClusterCore:
     """See the head of this file. `versions` are the master's own; `now` is when it started."""
 
     def __init__(self, versions: Versions, now: float) -> None:
-        self._versions = versions
-        self._started_at = now
-        self._nodes: dict[str, Node] = {}
-        self._lost = LostNodes()
+        self._nodes = Roster(versions, now)
         self._drivers: dict[str, _Driver] = {}
         self._held: dict[str, Held] = {}
         self._unstarted: OrderedDict[str, Held] = OrderedDict()
@@ -93,6 +99,11 @@ class ClusterCore:
         """Actors that got a place which `take_grants` has to tell of, in order; some may have lost it again."""
         self._may_be_impossible = False
         """Whether demands may wait for nodes that are not there."""
+        self._directory = Directory()
+        self._refused: list[DemandRefused] = []
+        """Not told yet."""
+        self._missed: dict[str, Liveness | None] = {}
+        """Owners who would start actors again, and have not joined since a node told of these; None: until the tick."""
 
     # --- nodes
 
@@ -102,27 +113,16 @@ class ClusterCore:
         That replaces whatever was believed of it, except for actors that were granted and have not started. A demand
         that waits for an actor which the node runs already is thereby granted.
         """
-        if (fault := self._node_fault(info, incarnation, leases)) is not None:
+        if (fault := self._nodes.join_fault(info, incarnation, leases)) is not None:
             return Refused(fault)
-        node_id, old = info.node_id, self._nodes.get(info.node_id)
-        over = self._drop_believed(old, {lease.actor_id for lease in leases}, info.capacity)
-        node = Node(
-            node_id=node_id,
-            name=self._name_node(info, old),
-            capacity=info.capacity,
-            info=info,
-            incarnation=incarnation,
-            liveness=Liveness(limit_s=RETURN_LIMIT_S, now=now),
-            state=old.state if old is not None else NodeState.LOST,
-        )
-        node.move("join")
-        self._lost.remove(node_id)
-        self._nodes[node_id] = node
+        old = self._nodes.get(info.node_id)
+        self._drop_believed(old, {lease.actor_id for lease in leases}, info.capacity)
+        node = self._nodes.join(info, incarnation, now)
         for held in old.held.values() if old is not None else ():
             node.book(held)
         unwanted = [lease.actor_id for lease in leases if not self._adopt(node, lease)]
         self._nodes_changed()
-        return NodeJoined(node.name, old.incarnation if old is not None and old.is_connected else None, over, unwanted)
+        return NodeJoined(node.name, unwanted)
 
     def heard_node(self, node_id: str, now: float) -> None:
         """A sign of life on the node's present connection."""
@@ -146,10 +146,12 @@ class ClusterCore:
         self._nodes_changed()
         return True
 
-    def leave_node(self, node_id: str) -> list[Lease]:
-        """The node goes, and no actor of it runs any more. The leases that are thereby over."""
-        node = self._nodes.get(node_id)
-        return [] if node is None else self._remove_node(node, "leave")
+    def leave_node(self, node_id: str) -> None:
+        """The node goes, and no actor of it runs any more."""
+        if (node := self._nodes.get(node_id)) is not None:
+            self._free_all(node)
+            self._nodes.leave(node)
+            self._nodes_changed()
 
     def node_info(self, node_id: str) -> NodeInfo | None:
         """How a node introduced itself, but under its name in the cluster. Also while its connection is broken."""
@@ -158,17 +160,18 @@ class ClusterCore:
 
     # --- drivers
 
-    def join_driver(self, driver_id: str, name: str, now: float) -> DriverJoined | Refused:
+    def join_driver(self, driver_id: str, name: str, now: float, program_id: str = "") -> DriverJoined | Refused:
         """A driver comes, or comes back on a new connection: then it keeps its name and what it has."""
         if (fault := id_fault("a driver", driver_id)) is not None:
             return Refused(fault)
         driver = self._drivers.get(driver_id)
-        replaced = driver is not None and driver.absence is None
         if driver is None:
-            driver = _Driver(unique_name(name or "driver", {other.name for other in self._drivers.values()}))
+            unique = unique_name(name or "driver", {other.name for other in self._drivers.values()})
+            driver = _Driver(unique, program_id or driver_id)
             self._drivers[driver_id] = driver
         driver.absence = None
-        return DriverJoined(driver.name, replaced)
+        self._missed.pop(driver_id, None)
+        return DriverJoined(driver.name)
 
     def driver_disconnected(self, driver_id: str, now: float) -> None:
         """Its present connection broke. If it does not come back within 5 s, `tick` gives it up."""
@@ -182,24 +185,40 @@ class ClusterCore:
         if driver is None:
             return None
         for waiting in [each for each in self._waiting if each.driver_id == driver_id]:
-            self._waiting.remove(waiting.actor_id)
-        dropped = [held.lease for held in self._unstarted.values() if held.lease.driver_id == driver_id]
-        for lease in dropped:
-            self._free(lease.actor_id)
-        return DriverGone(driver_id, driver.name, dropped)
+            self._stop_waiting(waiting.actor_id)
+        for held in [held for held in self._unstarted.values() if held.lease.driver_id == driver_id]:
+            self._free(held.lease.actor_id)
+        self._owner_ended(driver_id)
+        return DriverGone(driver_id, driver.name)
 
     # --- actors
 
     def ask(
-        self, driver_id: str, actor_id: str, actor_name: str, demand: Demand, now: float
-    ) -> Granted | Waiting | Refused:
-        """A place for an actor. Asking again gives the same lease, or keeps the turn, whatever the demand now says."""
+        self,
+        driver_id: str,
+        actor_id: str,
+        actor_name: str,
+        demand: Demand,
+        now: float,
+        title: ActorTitle = UNTITLED,
+    ) -> Granted | Waiting | StillHeld | Refused:
+        """A place for an actor. Asking again gives the same lease, or keeps the turn, whatever the demand now says.
+
+        But for an actor that is started again the owner asks anew, once it has no process as far as the owner knows.
+        """
         if (fault := self._ask_fault(driver_id, actor_id)) is not None:
             return Refused(fault)
+        if self._holds_earlier(actor_id, title):
+            if actor_id not in self._unstarted:
+                return StillHeld(actor_id)
+            self._free(actor_id)
         if actor_id not in self._held and self._waiting.get(actor_id) is None:
             if (fault := self._demand_fault(demand, now)) is not None:
                 return Refused(fault)
-            self._waiting.add(actor_id, actor_name, driver_id, demand, now)
+            if (fault := self._directory.name_fault(actor_id, title)) is not None:
+                return Refused(fault)
+            self._directory.known(actor_id, actor_name, driver_id, title)
+            self._waiting.add(actor_id, actor_name, driver_id, demand, now, title)
             self._place(now)
         self._untold.pop(actor_id, None)
         held = self._held.get(actor_id)
@@ -214,17 +233,54 @@ class ClusterCore:
         return len(self._nodes)
 
     def owner_of(self, actor_id: str) -> str | None:
-        """The driver whose actor it is, while it waits or has a place."""
+        """The driver whose actor it is, while it waits, has a place, or may be started again."""
         if (held := self._held.get(actor_id)) is not None:
             return held.lease.driver_id
         waiting = self._waiting.get(actor_id)
-        return None if waiting is None else waiting.driver_id
+        return self._directory.restarter(actor_id) if waiting is None else waiting.driver_id
 
-    def withdraw(self, actor_id: str) -> None:
-        """The actor is not wanted any more. If it has started, its node says when it is over."""
-        self._waiting.remove(actor_id)
+    def node_of(self, actor_id: str) -> str | None:
+        """Where the actor has its place."""
+        held = self._held.get(actor_id)
+        return None if held is None else held.lease.node_id
+
+    def give_back(self, actor_id: str) -> None:
+        """The owner does not take the place, or the turn, and may ask for another one."""
+        self._stop_waiting(actor_id)
         if actor_id in self._unstarted:
             self._free(actor_id)
+
+    def withdraw(self, actor_id: str) -> None:
+        """Its owner says that it is over: its name is free. If it has started, its node says when it has ended."""
+        self.give_back(actor_id)
+        self._will_not_restart(actor_id, "its owner has given it up")
+
+    def kill(self, actor_id: str) -> None:
+        """Somebody has ended the actor for good, and its owner may not know it yet."""
+        self.give_back(actor_id)
+        self._directory.ended(actor_id, "it was killed", is_final=True)
+
+    def find(self, actor_id: str) -> Found | Ended | None:
+        """Where an actor runs; None: it will run somewhere, or nothing is known of it (yet)."""
+        held = self._held.get(actor_id)
+        if held is not None and held.granted_at is None:
+            is_reached = self._nodes[held.lease.node_id].is_connected
+            # A node that is away is back soon, or lost; then the actor is started elsewhere if its owner does so.
+            return Found(held.lease.node_id) if is_reached or not self._directory.restarter(actor_id) else None
+        reason = self._directory.why_ended(actor_id)
+        return None if reason is None else Ended(reason)
+
+    def is_known(self, actor_id: str) -> bool:
+        """Whether `find` has an answer for the actor, now or later."""
+        return self._directory.get(actor_id) is not None
+
+    def find_named(self, name: str, driver_id: str) -> Named | None:
+        """The actor with a public name, of the program of this driver or a detached one; whether or not it runs now."""
+        driver = self._drivers.get(driver_id)
+        program_id = driver_id if driver is None else driver.program_id
+        actor_id = self._directory.find_named(name, program_id)
+        known = None if actor_id is None else self._directory.get(actor_id)
+        return None if actor_id is None or known is None else Named(actor_id, known.name, known.title.class_path)
 
     def lease_started(self, node_id: str, actor_id: str, lease: Lease | None = None) -> bool:
         """The node runs the actor. `lease`: what it started with, which may not be known here (any more).
@@ -242,10 +298,10 @@ class ClusterCore:
             return False
         return self._adopt(node, lease)
 
-    def lease_ended(self, node_id: str, actor_id: str) -> None:
-        """The actor is over, or could not be started. Ignored if it has its place on another node."""
+    def lease_ended(self, node_id: str, actor_id: str, num_restarts: int = 0) -> None:
+        """The actor is over, or could not be started. Ignored if a later process, or another node, has its place."""
         held = self._held.get(actor_id)
-        if held is not None and held.lease.node_id == node_id:
+        if held is not None and held.lease.node_id == node_id and held.lease.title.num_restarts == num_restarts:
             self._free(actor_id)
 
     def take_grants(self, now: float) -> list[Granted]:
@@ -261,7 +317,12 @@ class ClusterCore:
     def why_waiting(self, actor_id: str) -> str | None:
         """What a demand waits for, for people; None if it does not wait."""
         waiting = self._waiting.get(actor_id)
-        return None if waiting is None else waiting_reason(waiting.demand, self._present())
+        if waiting is not None:
+            return waiting_reason(waiting.demand, self._nodes.present())
+        held = self._held.get(actor_id)
+        if held is None or held.granted_at is not None:
+            return None
+        return f"its last process may still run on {self._nodes[held.lease.node_id].name}"
 
     # --- time
 
@@ -270,18 +331,17 @@ class ClusterCore:
 
         A call that comes late makes nobody late who could not be heard meanwhile.
         """
-        decisions: list[Decision] = []
-        for node in list(self._nodes.values()):
-            if node.liveness.tick(now):
-                decisions.append(self._lose_node(node, now))
-            elif node.state is NodeState.DRAINING and node.is_connected and not node.held:
-                decisions.append(NodeDrained(node.node_id))
+        lost = [node for node in self._nodes if node.liveness.tick(now)]
+        decisions: list[Decision] = [self._lose_node(node, now) for node in lost]
         for driver_id, driver in list(self._drivers.items()):
             if driver.absence is not None and driver.absence.tick(now) and (gone := self.leave_driver(driver_id)):
                 decisions.append(gone)
+        self._give_up_missed(now)
         decisions += self._expire_unstarted(now)
         decisions += self._refuse_impossible(now)
-        self._lost.forget(now)
+        decisions += self._refused
+        self._refused = []
+        self._nodes.forget(now)
         return decisions
 
     def describe(self, now: float) -> ClusterView:
@@ -289,7 +349,7 @@ class ClusterCore:
         return ClusterView(
             nodes=[
                 NodeSummary.of(node, node.info, node.state.value if node.is_connected else "disconnected")
-                for node in self._nodes.values()
+                for node in self._nodes
             ],
             drivers=[
                 DriverSummary(driver_id, driver.name, driver.absence is None)
@@ -305,7 +365,7 @@ class ClusterCore:
         self._waiting.place(lambda waiting, first: self._grant(waiting, first, now), now)
 
     def _grant(self, waiting: WaitingDemand, first: Sequence[Need], now: float) -> bool:
-        placement = choose(waiting.demand, self._nodes.values(), first)
+        placement = choose(waiting.demand, self._nodes, first)
         if placement is None:
             return False
         lease = Lease(
@@ -316,6 +376,7 @@ class ClusterCore:
             demand=waiting.demand,
             gpu_ids=placement.gpu_ids,
             gpu_share=need_of(waiting.demand).gpu_share / ONE,
+            title=waiting.title,
         )
         held = Held(lease, now)
         self._nodes[placement.node_id].book(held)
@@ -328,33 +389,79 @@ class ClusterCore:
         held = self._held.get(lease.actor_id)
         if held is not None and held.lease.node_id != node.node_id:
             return False
+        if self._wants_later(lease) or self._directory.why_never_again(lease.actor_id) is not None:
+            return False
         if held is not None:
             self._free(lease.actor_id)
         if self._waiting.remove(lease.actor_id) is not None:
             self._untold[lease.actor_id] = None
+        self._refuse_namesake(lease)
         held = Held(lease)
         node.book(held)
         self._held[lease.actor_id] = held
+        self._directory.known(lease.actor_id, lease.actor_name, lease.driver_id, lease.title)
+        if lease.title.may_restart and lease.driver_id not in self._drivers:
+            # We may be a new master: whoever lives joins us too. If he does not, nobody starts the actor again.
+            self._missed.setdefault(lease.driver_id, None)
         return True
 
+    def _refuse_namesake(self, lease: Lease) -> None:
+        """One that runs comes before one that waits and was called so while we, a new master, knew nothing of it."""
+        other = self._directory.namesake(lease.actor_id, lease.title)
+        waiting = None if other is None else self._waiting.get(other)
+        if waiting is not None:
+            self._stop_waiting(waiting.actor_id)
+            reason = f"an actor named {lease.title.public_name!r} exists already"
+            self._refused.append(DemandRefused(waiting.driver_id, waiting.actor_id, reason))
+
+    def _holds_earlier(self, actor_id: str, title: ActorTitle) -> bool:
+        held = self._held.get(actor_id)
+        return held is not None and held.lease.title.num_restarts < title.num_restarts
+
+    def _wants_later(self, lease: Lease) -> bool:
+        """Whether a later process of the actor waits for a place, or has one."""
+        waiting, held = self._waiting.get(lease.actor_id), self._held.get(lease.actor_id)
+        titles = [*([] if waiting is None else [waiting.title]), *([] if held is None else [held.lease.title])]
+        return any(title.num_restarts > lease.title.num_restarts for title in titles)
+
+    def _give_up_missed(self, now: float) -> None:
+        for driver_id, absence in list(self._missed.items()):
+            if absence is None:
+                self._missed[driver_id] = Liveness(limit_s=RETURN_LIMIT_S, now=now)
+            elif absence.tick(now):
+                del self._missed[driver_id]
+                self._owner_ended(driver_id)
+
+    def _owner_ended(self, driver_id: str) -> None:
+        for actor_id in self._directory.restarting(driver_id):
+            self._will_not_restart(actor_id, "its owner has ended")
+
+    def _will_not_restart(self, actor_id: str, reason: str) -> None:
+        if actor_id in self._held:
+            self._directory.will_not_restart(actor_id)
+            self._directory.release_name(actor_id)
+        else:
+            self._directory.ended(actor_id, reason)
+
+    def _stop_waiting(self, actor_id: str) -> None:
+        if self._waiting.remove(actor_id) is not None:
+            self._directory.over(actor_id, "it was never started")
+
     def _free(self, actor_id: str) -> Lease:
+        self._directory.over(actor_id, "it has ended")
         held = self._held.pop(actor_id)
         self._nodes[held.lease.node_id].unbook(actor_id)
         self._unstarted.pop(actor_id, None)
         self._waiting.something_is_free()
         return held.lease
 
-    def _drop_believed(self, old: Node | None, reported: Collection[str], capacity: Capacity) -> list[Lease]:
-        """Free what a node was believed to run, but what it may still start; those that it does not report."""
-        over = []
+    def _drop_believed(self, old: Node | None, reported: Collection[str], capacity: Capacity) -> None:
+        """Free what a node was believed to run, but for what it may still start."""
         for held in list(old.held.values()) if old is not None else ():
             lease = held.lease
-            is_reported = lease.actor_id in reported
-            if is_reported or held.granted_at is None or lease_fault(lease, lease.node_id, capacity) is not None:
+            has_started = lease.actor_id in reported or held.granted_at is None
+            if has_started or lease_fault(lease, lease.node_id, capacity) is not None:
                 self._free(lease.actor_id)
-                if not is_reported:
-                    over.append(lease)
-        return over
 
     def _expire_unstarted(self, now: float) -> list[LeaseExpired]:
         expired = []
@@ -374,7 +481,7 @@ class ClusterCore:
             owner = held.lease
         if owner is not None and owner.driver_id != driver_id:
             return f"actor {actor_id} belongs to another driver"
-        return id_fault("an actor", actor_id)
+        return self._directory.why_never_again(actor_id) or id_fault("an actor", actor_id)
 
     def _demand_fault(self, demand: Demand, now: float) -> str | None:
         try:
@@ -385,15 +492,10 @@ class ClusterCore:
 
     def _never(self, demand: Demand, now: float) -> str | None:
         """Why a demand cannot be met by the nodes that are there; None if it can, or if a node may still come."""
-        need, present = need_of(demand), self._present()
-        if any(could_hold(need, node) for node in present):
+        if self._nodes.could_hold(demand):
             return None
         self._may_be_impossible = True
-        if now - self._started_at < RETURN_LIMIT_S:
-            return None
-        if any(could_hold(need, node) for node in self._lost.missed(now)):
-            return None
-        return missing(demand, present) if present or not self._nodes else "all nodes are about to leave"
+        return self._nodes.why_never(demand, now)
 
     def _refuse_impossible(self, now: float) -> list[DemandRefused]:
         if not self._may_be_impossible:
@@ -403,45 +505,20 @@ class ClusterCore:
         for line in self._waiting.lines():
             reason = self._never(line[0].demand, now)
             for waiting in line if reason is not None else ():
-                self._waiting.remove(waiting.actor_id)
+                self._stop_waiting(waiting.actor_id)
                 refused.append(DemandRefused(waiting.driver_id, waiting.actor_id, str(reason)))
         return refused
 
     def _describe_waiting(self, now: float) -> list[WaitingSummary]:
-        present = self._present()
+        present = self._nodes.present()
         reasons = {line[0].shape: waiting_reason(line[0].demand, present) for line in self._waiting.lines()}
         return [WaitingSummary.of(waiting, now, reasons[waiting.shape]) for waiting in self._waiting]
 
     # --- nodes that come and go
 
-    def _present(self) -> list[Node]:
-        """The nodes that take actors, now or when they are connected again."""
-        return [node for node in self._nodes.values() if node.state is NodeState.READY]
-
     def _nodes_changed(self) -> None:
         self._waiting.something_is_free()
         self._may_be_impossible = True
-
-    def _node_fault(self, info: NodeInfo, incarnation: int, leases: Sequence[Lease]) -> str | None:
-        fault = id_fault("a node", info.node_id) or version_fault(self._versions, info.versions)
-        if fault is not None:
-            return fault
-        if (node := self._nodes.get(info.node_id)) is not None and incarnation <= node.incarnation:
-            return f"node {info.node_id} has joined as incarnation {node.incarnation}; this is {incarnation}"
-        if (lost := self._lost.incarnation(info.node_id)) is not None and incarnation <= lost:
-            return f"incarnation {lost} of node {info.node_id} was declared lost; this is {incarnation}"
-        try:
-            check_capacity(info.capacity)
-        except ValueError as error:
-            return str(error)
-        return next(
-            (fault for lease in leases if (fault := lease_fault(lease, info.node_id, info.capacity)) is not None), None
-        )
-
-    def _name_node(self, info: NodeInfo, old: Node | None) -> str:
-        if old is not None and old.info.name == info.name:
-            return old.name
-        return unique_name(info.name or "node", {node.name for node in self._nodes.values() if node is not old})
 
     def _lose_node(self, node: Node, now: float) -> NodeLost:
         silence = f"{node.liveness.silence(now):.0f} s"
@@ -450,12 +527,11 @@ class ClusterCore:
             if node.is_connected
             else f"its connection broke, and it did not come back within {silence}"
         )
-        self._lost.add(node, now)
-        return NodeLost(node.node_id, node.name, node.incarnation, reason, self._remove_node(node, "lost"))
-
-    def _remove_node(self, node: Node, event: str) -> list[Lease]:
-        node.move(event)
-        over = [self._free(actor_id) for actor_id in list(node.held)]
-        del self._nodes[node.node_id]
+        self._free_all(node)
+        self._nodes.lose(node, now)
         self._nodes_changed()
-        return over
+        return NodeLost(node.node_id, node.name, node.incarnation, reason)
+
+    def _free_all(self, node: Node) -> None:
+        for actor_id in list(node.held):
+            self._free(actor_id)

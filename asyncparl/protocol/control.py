@@ -19,9 +19,10 @@ import msgspec
 
 from asyncparl.errors import ProtocolError
 from asyncparl.protocol.cluster_view import ClusterView
+from asyncparl.protocol.figures import News, NodeFigures, PutReport, ReadDeath, ReadFigures, ReadNews
 from asyncparl.protocol.frames import MSGPACK_ERRORS, Buffer
 from asyncparl.protocol.parties import NodeInfo, Versions
-from asyncparl.protocol.resources import Demand, Lease
+from asyncparl.protocol.resources import UNTITLED, ActorTitle, Demand, Lease
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.protocol.values import Encoded
 
@@ -46,6 +47,8 @@ class JoinDriver(msgspec.Struct, tag=True, frozen=True):
     versions: Versions
     token: str
     """Chosen by the driver at its first join; nobody else knows it, so nobody else can join in its name."""
+    program_id: str = ""
+    """Of an actor that uses others: the driver at the root of its owners."""
 
 
 class AskPlace(msgspec.Struct, tag=True, frozen=True):
@@ -57,6 +60,7 @@ class AskPlace(msgspec.Struct, tag=True, frozen=True):
     actor_id: str
     name: str
     demand: Demand
+    title: ActorTitle = UNTITLED
 
 
 class ExplainWait(msgspec.Struct, tag=True, frozen=True):
@@ -66,8 +70,35 @@ class ExplainWait(msgspec.Struct, tag=True, frozen=True):
 
 
 class WithdrawActor(msgspec.Struct, tag=True, frozen=True):
-    """The actor is not wanted any more: give its turn, or the place that it never took, to others."""
+    """Give the actor's turn, or the place that it never took, to others."""
 
+    actor_id: str
+    is_over: bool = True
+    """Nor will its owner ever ask for it again."""
+
+
+class FindActor(msgspec.Struct, tag=True, frozen=True):
+    """Where does this actor run? Answered with `NodeTicket` once it runs somewhere; raised if it has ended."""
+
+    actor_id: str
+
+
+class FindNamed(msgspec.Struct, tag=True, frozen=True):
+    """Which actor has this public name? Answered with `NamedActor`, or raised."""
+
+    name: str
+
+
+class KillActor(msgspec.Struct, tag=True, frozen=True):
+    """End an actor, whoever owns it. No error if it has ended."""
+
+    actor_id: str
+
+
+class CallBack(msgspec.Struct, tag=True, frozen=True):
+    """Have a driver dial an actor, which cannot dial it. Answered when the driver was told; raised if it is gone."""
+
+    driver_id: str
     actor_id: str
 
 
@@ -121,9 +152,10 @@ class LeaseStarted(msgspec.Struct, tag=True, frozen=True):
 
 
 class LeaseEnded(msgspec.Struct, tag=True, frozen=True):
-    """The actor's process is gone; what it used is free."""
+    """The actor's process, the one after `num_restarts` others, is gone; what it used is free."""
 
     actor_id: str
+    num_restarts: int = 0
 
 
 class LeaveNode(msgspec.Struct, tag=True, frozen=True):
@@ -133,7 +165,7 @@ class LeaveNode(msgspec.Struct, tag=True, frozen=True):
 
 
 class WatchMaster(msgspec.Struct, tag=True, frozen=True):
-    """Stream the `Order`s for me."""
+    """Stream the `Order`s for me. Also asked by drivers."""
 
 
 # --- driver to node -----------------------------------------------------------------------------------------
@@ -151,6 +183,8 @@ class Job(msgspec.Struct, frozen=True):
     cwd: str = ""
     code: str = ""
     """Digest of the package that holds the program; empty: same machine, same files."""
+    encrypt: bool = False
+    """Whether calls and data between machines are encrypted."""
 
 
 class OpenJob(msgspec.Struct, tag=True, frozen=True):
@@ -175,6 +209,12 @@ class StartActor(msgspec.Struct, tag=True, frozen=True):
     actor_id: str
     name: str
     lease: SignedLease
+
+
+class FollowActor(msgspec.Struct, tag=True, frozen=True):
+    """Tell me also how an actor ends that is not mine. Answered with `Following`, raised if it does not run here."""
+
+    actor_id: str
 
 
 class StopActor(msgspec.Struct, tag=True, frozen=True):
@@ -211,15 +251,33 @@ DriverToMaster = (
     | AskPlace
     | ExplainWait
     | WithdrawActor
+    | FindActor
+    | FindNamed
+    | KillActor
+    | CallBack
     | LeaveDriver
     | AskTicket
     | OpenRelay
     | DescribeCluster
+    | PutReport
+    | ReadNews
     | StopCluster
 )
 NodeToMaster = JoinNode | Heartbeat | LeaseStarted | LeaseEnded | LeaveNode | WatchMaster
 MasterRequest = DriverToMaster | NodeToMaster
-NodeRequest = OpenJob | PutCode | StartActor | StopActor | WatchNode | ShutDown | ListLogs | ReadLog
+NodeRequest = (
+    OpenJob
+    | PutCode
+    | StartActor
+    | FollowActor
+    | StopActor
+    | WatchNode
+    | ShutDown
+    | ListLogs
+    | ReadLog
+    | ReadFigures
+    | ReadDeath
+)
 Request = MasterRequest | NodeRequest
 
 
@@ -250,6 +308,14 @@ class NodeTicket(msgspec.Struct, tag=True, frozen=True):
     key: bytes
 
 
+class NamedActor(msgspec.Struct, tag=True, frozen=True):
+    """An actor with a public name; `class_path` is module and qualified name of its class."""
+
+    actor_id: str
+    name: str
+    class_path: tuple[str, str]
+
+
 class Placed(msgspec.Struct, tag=True, frozen=True):
     lease: SignedLease
     ticket: NodeTicket
@@ -274,6 +340,12 @@ class ActorStarted(msgspec.Struct, tag=True, frozen=True):
 
     address: str
     pid: int
+
+
+class Following(msgspec.Struct, tag=True, frozen=True):
+    """You will hear of this process of the actor, the one after `num_restarts` others."""
+
+    num_restarts: int
 
 
 class LogInfo(msgspec.Struct, frozen=True):
@@ -312,6 +384,12 @@ class ActorExited(msgspec.Struct, tag=True, frozen=True):
     exit_code: int | None
     signal: int | None
     log_tail: list[str]
+    num_restarts: int = 0
+    """Which process of the actor it was: the one after so many others."""
+    is_final: bool = False
+    """It was ended on purpose, so it must not be started again."""
+    was_asked: bool = False
+    """Somebody wanted it to end."""
 
 
 class NodeAlive(msgspec.Struct, tag=True, frozen=True):
@@ -325,7 +403,15 @@ class DialRelay(msgspec.Struct, tag=True, frozen=True):
 
 
 class EndActor(msgspec.Struct, tag=True, frozen=True):
-    """Master to node: this actor has its place elsewhere."""
+    """Master to node: this actor has its place elsewhere, or somebody wants it to end."""
+
+    actor_id: str
+    is_final: bool = False
+    """The latter: nor may its owner start it again."""
+
+
+class DialActor(msgspec.Struct, tag=True, frozen=True):
+    """Master to driver: this actor wants to call what you have exposed, so dial it."""
 
     actor_id: str
 
@@ -339,10 +425,10 @@ class LogLines(msgspec.Struct, tag=True, frozen=True):
 
 
 NodeEvent = ActorOutput | ActorExited | NodeAlive
-Order = DialRelay | EndActor | Leave
+Order = DialRelay | EndActor | Leave | DialActor
 Answer = (
-    Joined | Beat | NodeTicket | Placed | Explanation | RelayOpened | JobOpened | ActorStarted | LogList
-    | DescribedCluster | NodeEvent | Order | LogLines
+    Joined | Beat | NodeTicket | NamedActor | Placed | Explanation | RelayOpened | JobOpened | ActorStarted | Following
+    | LogList | DescribedCluster | NodeEvent | Order | LogLines | NodeFigures | News
 )  # fmt: skip
 
 _request_decoder = msgspec.msgpack.Decoder(Request)

@@ -14,22 +14,17 @@ class Refused(NamedTuple):
 
 
 class NodeJoined(NamedTuple):
-    """Welcome a node under `name`."""
+    """Welcome a node under `name`. If it has an older connection, drop that, without `node_disconnected`."""
 
     name: str
-    replaced: int | None
-    """Drop the connection of this older incarnation, without `node_disconnected`."""
-    over: list[Lease]
-    """Believed of the node, but over: tell their drivers."""
     unwanted: list[str]
     """Actors that the node reported and must end: they have a place elsewhere."""
 
 
 class DriverJoined(NamedTuple):
-    """Welcome a driver under `name`. `replaced`: drop its older connection, without `driver_disconnected`."""
+    """Welcome a driver under `name`. If it has an older connection, drop that, without `driver_disconnected`."""
 
     name: str
-    replaced: bool
 
 
 class Granted(NamedTuple):
@@ -42,20 +37,39 @@ class Waiting(NamedTuple):
     actor_id: str
 
 
+class StillHeld(NamedTuple):
+    """An earlier process of the actor has its place still. To be asked again when something has changed."""
+
+    actor_id: str
+
+
+class Found(NamedTuple):
+    """Where an actor runs."""
+
+    node_id: str
+
+
+class Named(NamedTuple):
+    """An actor with a public name."""
+
+    actor_id: str
+    actor_name: str
+    class_path: tuple[str, str]
+
+
+class Ended(NamedTuple):
+    """The actor is gone for good."""
+
+    reason: str
+
+
 class NodeLost(NamedTuple):
-    """Drop the node's connection, if it has one, and tell the drivers of these leases. Its actors may still run."""
+    """Drop the node's connection, if it has one. Its actors may still run; the drivers notice by themselves."""
 
     node_id: str
     name: str
     incarnation: int
     reason: str
-    leases: list[Lease]
-
-
-class NodeDrained(NamedTuple):
-    """A draining node has no actor any more, nor will it get one: let it go. Repeated until it leaves."""
-
-    node_id: str
 
 
 class LeaseExpired(NamedTuple):
@@ -73,11 +87,10 @@ class DemandRefused(NamedTuple):
 
 
 class DriverGone(NamedTuple):
-    """The driver did not come back. These leases were never started; what runs, its nodes end."""
+    """The driver did not come back. What it had not started is free; what runs, its nodes end."""
 
     driver_id: str
     name: str
-    leases: list[Lease]
 
 
-Decision = NodeLost | NodeDrained | LeaseExpired | DemandRefused | DriverGone
+Decision = NodeLost | LeaseExpired | DemandRefused | DriverGone

@@ -104,19 +104,22 @@ Event = Opened | CallArrived | CancelArrived | GrantArrived | ItemArrived | Answ
 class LinkCore:
     """Both roles, caller and callee, of one end of a link."""
 
-    def __init__(self, *, name: str, pid: int = 0, call_window: int = CALL_WINDOW) -> None:
+    def __init__(self, *, name: str, pid: int = 0, process_id: str = "", call_window: int = CALL_WINDOW) -> None:
         self.state = LinkState.OPENING
+        self.peer: Hello | None = None
+        """What the peer said of itself."""
         self.caller = CallerTable()
         self.callee = CalleeTable(call_window)
         self._waiting: dict[int, Outgoing] = {}
-        self._outgoing: deque[Outgoing] = deque([Outgoing(Hello(PROTOCOL_VERSION, call_window, name, pid))])
+        hello = Hello(PROTOCOL_VERSION, call_window, name, pid, process_id)
+        self._outgoing: deque[Outgoing] = deque([Outgoing(hello)])
         self._num_detached = 0
         self._is_silent = False
         """We said goodbye, or the link is lost: whatever we would say now is dropped."""
 
     # --- what we want ---------------------------------------------------------------------------------------
 
-    def call(self, kind: int, target: str, value: Encoded = NOTHING, *, credit: int = 0) -> int:
+    def call(self, kind: int, target: str, value: Encoded = NOTHING, *, credit: int = 0, object_id: int = 0) -> int:
         """Make a call; its id. It is outgoing at once if the peer's window has room, else when it has.
 
         A call that must wait takes a copy of its arrays, so that the user may change them.
@@ -127,7 +130,7 @@ class LinkCore:
         if self.state is LinkState.LOST:
             raise RuntimeError("a call on a lost link")
         call_id = self.caller.open(credit)
-        self._waiting[call_id] = Outgoing(Call(call_id, kind, target, credit), value)
+        self._waiting[call_id] = Outgoing(Call(call_id, kind, target, credit, object_id), value)
         self._send_what_fits()
         if value.buffers and call_id in self._waiting:
             self._waiting[call_id] = _detached(self._waiting[call_id])
@@ -193,7 +196,7 @@ class LinkCore:
                 wanted = self.caller.answer(call_id)
                 self._send_what_fits()
                 return AnswerArrived(call_id, frame) if wanted else None
-            case Call(call_id, _, _, credit):
+            case Call(call_id=call_id, credit=credit):
                 self.callee.arrive(call_id, credit)
                 return CallArrived(message, frame)
             case Item(call_id):
@@ -256,6 +259,7 @@ class LinkCore:
                 "install the same version of asyncparl on both sides"
             )
         self.state = LinkState.OPEN
+        self.peer = hello
         if not self._is_silent:
             self.caller.window = hello.call_window
             self._send_what_fits()

@@ -25,6 +25,8 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
     call_window: int
     name: str
     pid: int
+    process_id: str = ""
+    """The driver's or actor's id, by which references name the objects of the sender's process."""
 
 
 class CallKind:
@@ -40,6 +42,8 @@ class CallKind:
     """Answer after everything called before; then end the actor."""
     CONTROL = 5
     """A request to a node; the payload is a struct of `control.py`."""
+    PING = 6
+    """Answer when the object is there, after what was called before."""
 
 
 class Call(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -53,6 +57,8 @@ class Call(msgspec.Struct, tag=1, array_like=True, frozen=True):
     kind: int
     target: str
     credit: int
+    object_id: int = 0
+    """Which object of the callee's process: 0 is the actor itself, others were exposed."""
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):

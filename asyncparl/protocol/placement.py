@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from asyncparl.protocol.resources import ONE, UNLIMITED, Capacity, Demand, Lease, Need, need_of, thousandths
+from asyncparl.protocol.resources import (
+    ONE,
+    UNLIMITED,
+    Capacity,
+    Demand,
+    Lease,
+    Need,
+    format_bytes,
+    need_of,
+    thousandths,
+)
 
 
 @dataclass(slots=True)
@@ -200,14 +210,6 @@ def _amount(number: int) -> str:
     return f"{number / ONE:.3f}".rstrip("0").rstrip(".")
 
 
-def _size(num_bytes: int) -> str:
-    unit, name = next(((1 << bits, name) for bits, name in _UNITS if num_bytes >= 1 << bits), (1, "bytes"))
-    return f"{num_bytes / unit:.3f}".rstrip("0").rstrip(".") + f" {name}"
-
-
-_UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
-
-
 class _Resource(NamedTuple):
     """How to speak of one kind of resource."""
 
@@ -248,7 +250,7 @@ _RESOURCES = (
     ),
     _Resource(
         unit="memory",
-        number=_size,
+        number=format_bytes,
         needed=lambda need: need.memory_bytes,
         total=lambda node: node.capacity.memory_bytes,
         free=lambda node: node.free_memory,

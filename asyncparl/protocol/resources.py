@@ -20,8 +20,9 @@ UNLIMITED = 1 << 62
 """The thousandths of a capacity of infinitely many CPUs: an integer, so that sums stay exact."""
 
 _MAX_AMOUNT = 1_000_000
-_MAX_BYTES = 1 << 62
+MAX_BYTES = 1 << 62
 _MAX_GPUS = 1024
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -47,6 +48,26 @@ class Capacity(msgspec.Struct, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class ActorTitle(msgspec.Struct, frozen=True):
+    """Who an actor is to others than its owner."""
+
+    program_id: str = ""
+    """The driver at the root of its tree of owners."""
+    class_path: tuple[str, str] = ("", "")
+    """Module and qualified name of its class."""
+    public_name: str = ""
+    """By which others may ask for it."""
+    is_detached: bool = False
+    """It does not end with its owner."""
+    may_restart: bool = False
+    """Its owner starts it again under the same id if it dies, until the owner withdraws it."""
+    num_restarts: int = 0
+    """How often its owner has done so: of two processes of an actor, the one with more is the actor."""
+
+
+UNTITLED = ActorTitle()
+
+
 class Lease(msgspec.Struct, frozen=True):
     """What an actor may use on its node, given by the master. It has `gpu_share` of each GPU in `gpu_ids`.
 
@@ -60,6 +81,7 @@ class Lease(msgspec.Struct, frozen=True):
     demand: Demand
     gpu_ids: list[int]
     gpu_share: float
+    title: ActorTitle = UNTITLED
 
 
 class Need(NamedTuple):
@@ -70,6 +92,34 @@ class Need(NamedTuple):
     num_gpus: int
     gpu_share: int
     labels: tuple[tuple[str, str], ...]
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes, as a number or as text such as 512MiB.
+
+    Raises:
+        TypeError: neither.
+        ValueError: not such a text, or not a number of bytes that there can be.
+    """
+    if not isinstance(size, (int, str)) or isinstance(size, bool):
+        raise TypeError(f"a size is a number of bytes or a text such as '512MiB', not {size!r}")
+    number = size
+    if isinstance(size, str):
+        unit = next((unit for unit in _UNITS if size.endswith(unit)), None)
+        try:
+            number = int(float(size.removesuffix(unit or "x")) * _UNITS[unit or ""])
+        except (ValueError, OverflowError, KeyError):
+            raise ValueError(f"{size!r} is not a size, such as 512MiB or 16GiB") from None
+    assert isinstance(number, int)
+    if not 0 <= number <= MAX_BYTES:
+        raise ValueError(f"{size!r} is not a size: it must be from 0 to {MAX_BYTES:,} bytes")
+    return number
+
+
+def format_bytes(num_bytes: int) -> str:
+    """For people: 1.5 GiB."""
+    name, unit = next(((name, unit) for name, unit in reversed(_UNITS.items()) if num_bytes >= unit), ("bytes", 1))
+    return f"{num_bytes / unit:.3f}".rstrip("0").rstrip(".") + f" {name}"
 
 
 def thousandths(amount: float) -> int:
@@ -93,7 +143,7 @@ def check_demand(demand: Demand) -> None:
     """
     _check_amount("cpus", demand.cpus)
     _check_amount("gpus", demand.gpus)
-    _check_whole("memory_bytes", demand.memory_bytes, _MAX_BYTES)
+    _check_whole("memory_bytes", demand.memory_bytes, MAX_BYTES)
     if demand.gpus > 1 and not float(demand.gpus).is_integer():
         raise ValueError(f"gpus is {demand.gpus:g}: ask for a whole number of GPUs, or for a part of one")
 
@@ -107,7 +157,7 @@ def check_capacity(capacity: Capacity) -> None:
     if capacity.cpus != math.inf:
         _check_amount("cpus", capacity.cpus)
     _check_whole("num_gpus", capacity.num_gpus, _MAX_GPUS)
-    _check_whole("memory_bytes", capacity.memory_bytes, _MAX_BYTES)
+    _check_whole("memory_bytes", capacity.memory_bytes, MAX_BYTES)
 
 
 def lease_fault(lease: Lease, node_id: str, capacity: Capacity) -> str | None:

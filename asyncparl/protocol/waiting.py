@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from asyncparl.protocol.resources import Demand, Need, need_of
+from asyncparl.protocol.resources import UNTITLED, ActorTitle, Demand, Need, need_of
 
 PATIENCE_S = 10.0
 
@@ -36,6 +36,7 @@ class WaitingDemand:
     since: float
     number: int
     """Grows with every demand: the order of arrival."""
+    title: ActorTitle = UNTITLED
 
     @property
     def shape(self) -> Shape:
@@ -52,11 +53,19 @@ class WaitingQueue:
     _stuck: set[Shape] = field(default_factory=set)
     """Shapes that did not fit the last time, and nothing was freed since."""
 
-    def add(self, actor_id: str, actor_name: str, driver_id: str, demand: Demand, now: float) -> None:
+    def add(
+        self,
+        actor_id: str,
+        actor_name: str,
+        driver_id: str,
+        demand: Demand,
+        now: float,
+        title: ActorTitle = UNTITLED,
+    ) -> None:
         """Enter a demand at the end. Its id must not be there yet."""
         assert actor_id not in self._by_id, f"actor {actor_id} waits already"
         self._num_added += 1
-        waiting = WaitingDemand(actor_id, actor_name, driver_id, demand, now, self._num_added)
+        waiting = WaitingDemand(actor_id, actor_name, driver_id, demand, now, self._num_added, title)
         self._by_id[actor_id] = waiting
         self._lines.setdefault(waiting.shape, OrderedDict())[actor_id] = waiting
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import trio
 
@@ -31,3 +32,24 @@ async def visitors(listener: Listener) -> AsyncIterator[Visitor]:
         else:
             was_told = False
             yield visitor
+
+
+async def take_in_all(listener: Listener, take_in: Callable[[Visitor], None]) -> None:
+    """Give everybody to `take_in`, for as long as the listener is open.
+
+    It may raise OSError: the visitor has gone already, or there is no descriptor for it, and it will dial again.
+    """
+    async for visitor in visitors(listener):
+        with contextlib.suppress(OSError):
+            take_in(visitor)
+
+
+def may_control(visitor: Visitor, name: str) -> bool:
+    """Whether who came on no route of ours may have a link for control requests. If not, it has been refused."""
+    if visitor.route:
+        visitor.refuse(f"a {name} has nothing at {visitor.route!r}")
+    elif visitor.peer_host and not visitor.encrypted:
+        visitor.refuse("control links between machines must be encrypted")
+    else:
+        return True
+    return False

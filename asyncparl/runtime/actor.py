@@ -1,98 +1,114 @@
-"""One actor as its owner holds it: its link, its life and its death.
+"""One actor as its owner holds it: its life and its death, from one process to the next.
 
-The life is one task, `ActorHandle.run`: ask the node for a process, dial it, receive until the link is lost, learn why,
-settle every open call. Calls may be made from the first moment: they wait in the link.
+    STARTING --constructor returned--> RUNNING --died--> dead
+        ^                                 |
+        |                        died, and its supervisor
+        |                        grants a restart
+        |                                 v
+        +------ after the pause ------ WAITING --closed, killed, its session ends--> dead
+
+The life is one task, `ActorHandle.run`. Each process is an `Incarnation` with a link of its own, so that nothing of an
+earlier one is taken for news. Calls may be made from the first moment: they wait in the link, or, for an actor that may
+be started again, here. What waits here was never sent, so a process that dies before its object is there costs no call.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any, Protocol
+import threading
+from typing import Any
 
+import msgspec
 import trio
 
-from asyncparl.errors import ActorDied, AsyncparlError, CallFate, ResourceError, SerializationError
+from asyncparl.errors import ActorDied, CallFate, SerializationError
 from asyncparl.ids import ActorId
-from asyncparl.protocol.control import ActorExited, ActorStarted, StartActor, StopActor
-from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.control import ActorExited, AskPlace
 from asyncparl.protocol.messages import CallKind
-from asyncparl.protocol.resources import Demand
-from asyncparl.protocol.tickets import SignedLease
-from asyncparl.protocol.values import NOTHING, encode_value
-from asyncparl.runtime.call import Call, failed_call, make_call
-from asyncparl.runtime.link import Link
+from asyncparl.protocol.values import NOTHING, Encoded
+from asyncparl.runtime.call import Call, make_call
+from asyncparl.runtime.handle import LinkedHandle, encode_argument
+from asyncparl.runtime.incarnation import Incarnation, OwnerSession
+from asyncparl.runtime.link import LinkLost
 from asyncparl.runtime.node_link import NodeLink
-from asyncparl.transport.base import Channel
-
-_REPORT_LIMIT_S = 2.0
-"""How long a lost link waits for the node to say why."""
-_EXIT_LIMIT_S = 5.0
-"""How long an actor that was closed may take to end before it is killed."""
-
-
-class OwnerSession(Protocol):
-    """What an actor needs of its session."""
-
-    async def place(self, actor_id: str, name: str, demand: Demand) -> tuple[NodeLink, SignedLease]: ...
-    async def withdraw(self, actor_id: str) -> None: ...
-    async def dial_worker(self, node: NodeLink, actor_id: str, started: ActorStarted) -> Channel: ...
-    def start_soon(self, function: Any, *args: Any) -> None: ...
+from asyncparl.runtime.pending import Pending
+from asyncparl.runtime.references import Reference, class_path_of
+from asyncparl.runtime.repeats import RepeatableCall, idempotent_methods
+from asyncparl.runtime.stopping import CLOSE_GRACE_S
+from asyncparl.runtime.supervisor import Restart, Supervisor
 
 
-class ActorHandle:
+class ActorHandle(LinkedHandle):
     """An actor that we own."""
 
     def __init__(
-        self, session: OwnerSession, actor_id: ActorId, name: str, plain_class: type, *, by_value: bool
+        self, session: OwnerSession, request: AskPlace, plain_class: type, supervisor: Supervisor | None = None
     ) -> None:
-        self._session = session
-        self._by_value = by_value
-        self.actor_id = actor_id
-        self.name = name
+        """`supervisor`: decides whether it is started again when it dies; None: it never is."""
+        super().__init__(request.name, callee=session.objects, process_id=session.process_id, by_value=session.by_value)
+        self.actor_id = ActorId(request.actor_id)
         self.plain_class = plain_class
-        self.node: NodeLink | None = None
-        """Where it runs, once that is decided."""
-        self.pid: int | None = None
-        self._link = Link(LinkCore(name="driver", pid=os.getpid()))
+        self.public_name = request.title.public_name
+        self.is_detached = request.title.is_detached
+        """It does not end with its session."""
+        self._session = session
+        self._supervisor = supervisor
+        self._process = Incarnation(session, request, self._link)
+        self._arguments: Encoded = NOTHING
+        """Of the constructor, with all that `CREATE` says."""
         self._creation: Call[None] | None = None
         self._no_object: BaseException | None = None
         """Why there never was an object: the constructor failed, or there is no place for it."""
+        self._was_created = False
+        self._started = trio.Event()
+        """There is an object, or there will never be one."""
+        self._death: ActorExited | None = None
+        """Of the last process that has ended."""
         self._intended_end = ""
-        self._kill_wanted = False
         self._is_forced = False
-        self._report: ActorExited | None = None
-        self._reported = trio.Event()
+        self._ordered: Restart | None = None
+        """In which it has to take part although it has not died."""
+        self._pausing: trio.CancelScope | None = None
+        """The wait between two processes."""
         self._gone = trio.Event()
+        self._idempotent = frozenset[str]() if supervisor is None else idempotent_methods(plain_class)
+        self._switching = threading.RLock()
+        """What follows, and `_link`, changes while calls are made in any thread."""
+        self._is_open = supervisor is None
+        """Calls may be sent."""
+        self._waiting: list[RepeatableCall] = []
+        self._repeated: list[RepeatableCall] | None = None
+        """While a link is exchanged: what its loss does not fail."""
 
     # --- for proxies ----------------------------------------------------------------------------------------
 
-    def call(self, kind: int, target: str, argument: object = None, *, credit: int = 0) -> Call[Any]:
-        """Make a call. Whatever goes wrong is raised where it is awaited."""
-        name = f"{self.name}.{target}"
-        if self._link.is_lost:
-            return failed_call(name, self._why_dead(CallFate.NEVER_STARTED))
-        try:
-            value = NOTHING if argument is None else encode_value(argument, by_value=self._by_value)
-        except SerializationError as error:
-            return failed_call(name, _named(error, f"the arguments of {name}"))
-        return make_call(self._link, name, kind, target, value, credit=credit)
+    def reference(self) -> Reference:
+        """What travels."""
+        return Reference(self.actor_id, 0, self.name, class_path_of(self.plain_class))
 
     @property
     def state(self) -> str:
         """For people: where the actor is in its life."""
-        if self._link.is_lost:
+        process = self._process
+        if self._gone.is_set() or self._link.is_lost:
             return "dead"
-        if self.pid is None or self.node is None:
+        if process.num and not self._is_open:
+            return "restarting"
+        if process.pid is None or process.node is None:
             return "starting"
-        return f"pid {self.pid} on {self.node.name}"
+        return f"pid {process.pid} on {process.node.name}"
+
+    @property
+    def node(self) -> NodeLink | None:
+        """Where it runs, once that is decided."""
+        return self._process.node
 
     async def wait_gone(self) -> None:
-        """Until its process has ended and every call is settled."""
+        """Until its last process has ended and every call is settled."""
         await self._gone.wait()
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process has ended and every call is settled."""
+        """Whether its last process has ended and every call is settled."""
         return self._gone.is_set()
 
     def public_names(self) -> list[str]:
@@ -101,172 +117,265 @@ class ActorHandle:
 
     async def wait_created(self) -> None:
         """Until the constructor has run; raises what it raised."""
-        assert self._creation is not None
-        await self._creation
+        await self._started.wait()
+        if not self._was_created:
+            raise self._why_dead(CallFate.NEVER_STARTED)
 
     async def close(self) -> None:
-        """End it after everything that was called before; streams are cut."""
+        """End it after everything that was called before; streams are cut. Between two processes it ends at once."""
         if self._gone.is_set():
             return
         self.expect_end("it was closed")
+        is_restarting = self._process.num and not self._is_open
         try:
-            await self._quit()
-            with trio.move_on_after(_EXIT_LIMIT_S):
+            if not is_restarting:
+                await self._ask_to_end()
                 await self._gone.wait()
         finally:
-            self._kill_soon()
+            self._stop_soon(CLOSE_GRACE_S)  # if nobody asks it any longer
         await self._gone.wait()
 
     async def kill(self) -> None:
         """End it at once."""
         self.expect_end("it was killed by its owner")
-        self._kill_soon()
+        self._stop_soon(0.0)
         await self._gone.wait()
 
-    def _kill_soon(self) -> None:
+    def _stop_soon(self, grace_s: float) -> None:
         if not self._gone.is_set():
-            # The request may overtake the one to start it: `_live` looks at the flag too.
-            self._kill_wanted = self._is_forced = True
-            self._session.start_soon(self._stop_process)
+            self._is_forced = True
+            self._process.doom(self._intended_end)
+            self._session.start_soon(self._process.stop, grace_s)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    def create(self, max_concurrency: int, args: Any, kwargs: Any) -> None:
+        """Make the first call: build the object."""
+        argument = (self.plain_class, max_concurrency, args, kwargs)
+        try:
+            arguments = encode_argument(f"{self.name}.__init__", argument, by_value=self._by_value)
+        except SerializationError as error:
+            self._no_object = error
+            return
+        self._arguments = arguments if self._supervisor is None else arguments.detach()
+        self._call_constructor()
+
+    def _call_constructor(self) -> None:
+        name = f"{self.name}.__init__"
+        self._creation = make_call(self._process.link, name, CallKind.CREATE, "__init__", self._arguments)
+
+    def _make_call(
+        self, name: str, kind: int, target: str, value: Encoded, *, credit: int, object_id: int
+    ) -> Call[Any]:
+        with self._switching:
+            if self._gone.is_set() or self._no_object is not None:
+                raise LinkLost
+            is_repeatable = kind == CallKind.METHOD and target in self._idempotent
+            if object_id or (self._is_open and not is_repeatable):
+                # What was exposed by a process is never in the next one.
+                return super()._make_call(name, kind, target, value, credit=credit, object_id=object_id)
+            pending = Pending(name, self.loop)
+            call = RepeatableCall(pending, kind, target, value.detach(), credit=credit, on_lost=self._call_lost)
+            if self._is_open:
+                call.send(self._link)
+            else:
+                self._waiting.append(call)
+            return Call(pending)
+
+    def _call_lost(self, call: RepeatableCall, error: BaseException) -> None:
+        if self._repeated is not None and call.target in self._idempotent and not call.has_begun:
+            self._repeated.append(call)
+        else:
+            call.fail(error)
 
     # --- its life -------------------------------------------------------------------------------------------
 
-    def create(self, plain_class: type, max_concurrency: int, args: Any, kwargs: Any) -> None:
-        """Make the first call: build the object."""
-        self._creation = self.call(CallKind.CREATE, "__init__", (plain_class, max_concurrency, args, kwargs))
-
-    async def run(self, demand: Demand) -> None:
-        """From the request for a place until the process is gone and every call is settled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_constructor)
-            try:
-                why = await self._live(demand)
-                if self.pid is None and self.node is not None:
-                    await self._session.withdraw(self.actor_id)  # if the node did not even try
-                if not self._reported.is_set():
-                    self.expect_end(f"the link to it was lost: {why}", by_force=True)
-                    with trio.move_on_after(_REPORT_LIMIT_S):
-                        await self._stop_process()
-                        await self._reported.wait()
-                self._report = self._report or ActorExited(self.actor_id, why, None, None, [])
-            finally:
-                self._link.lose(self._why_dead)
-                self._gone.set()
-                nursery.cancel_scope.cancel()
+    async def run(self) -> None:
+        """From the request for a place until its last process is gone and every call is settled."""
+        try:
+            while (restart := await self._live()) is not None:
+                self._take_over()
+                await self._pause(restart)
+                if self._intended_end:
+                    break
+            # A detached one may live on, out of our sight: its name is not ours to release.
+            if (self._supervisor is not None or self.public_name) and not self.is_detached:
+                self._session.withdraw(self.actor_id)
+        finally:
+            self._end()
 
     def expect_end(self, reason: str, *, by_force: bool = False) -> None:
         """The coming end is wanted; say so to whoever still makes calls. By force: by whatever signal it takes."""
         self._intended_end = self._intended_end or reason
-        self._is_forced = self._is_forced or by_force
+        if self._pausing is not None:
+            self._pausing.cancel()
+        if by_force:
+            self._is_forced = True
+            self._process.doom(self._intended_end)
+
+    def start_again(self, restart: Restart, reason: str) -> None:
+        """End its process, if it has one, and have it take part in a restart. Open calls are told the reason."""
+        self._ordered = restart
+        self._hold_back()
+        if self._pausing is not None:
+            self._pausing.cancel()
+        elif not self._intended_end:
+            self._process.doom(reason)
+            self._session.start_soon(self._process.stop, CLOSE_GRACE_S)
 
     def exited(self, report: ActorExited) -> None:
-        """The node says how the process ended."""
-        self._report = report
-        self._reported.set()
+        """The node says how a process ended."""
+        self._process.exited(report)
 
     def node_lost(self, why: str) -> None:
         """The node is gone, and with it the process, as far as we shall ever know."""
-        self.exited(ActorExited(self.actor_id, f"its node is gone: {why}", None, None, []))
-        self._link.disconnect()
+        self._process.node_lost(why)
 
-    async def _live(self, demand: Demand) -> str:
-        """Until the link is lost; why."""
-        if (reason := await self._cannot_be_created()) is not None:
-            return reason
-        try:
-            node, lease = await self._place(demand)
-            if self._is_doomed():
-                await self._session.withdraw(self.actor_id)  # the place came after the wish to end
-                self._reported.set()
-                return self._intended_end
-            self.node = node
-            started = await node.request(StartActor(self.actor_id, self.name, lease))
-            assert isinstance(started, ActorStarted)
-            self.pid = started.pid
-            if self._is_doomed():
-                return self._intended_end
-            channel = await self._session.dial_worker(node, self.actor_id, started)
-        except Exception as error:
-            return str(error) or repr(error)
-        self._link.attach(channel)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hang_up_after_report)
-            why = await self._link.run()
-            with trio.move_on_after(_REPORT_LIMIT_S):
-                await self._reported.wait()
-            nursery.cancel_scope.cancel()
-        return why
-
-    async def _place(self, demand: Demand) -> tuple[NodeLink, SignedLease]:
-        try:
-            return await self._session.place(self.actor_id, self.name, demand)
-        except (ResourceError, ValueError) as error:
-            if not self._kill_wanted:
-                # No process has died: every call raises what is wrong with the request.
-                self._no_object = error
-            self._reported.set()
-            raise
-
-    def _is_doomed(self) -> bool:
-        """Killed while its process was being asked for."""
-        return self._kill_wanted
-
-    async def _cannot_be_created(self) -> str | None:
-        """Why there is no use in starting a process: the constructor's arguments cannot even be sent."""
-        assert self._creation is not None
-        if not self._creation.done():
+    async def _live(self) -> Restart | None:
+        """The life of one process, and what comes after it."""
+        if not await self._can_be_created():
             return None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_constructor, self._process)
+            self._death = await self._process.live(self._hold_back)
+            nursery.cancel_scope.cancel()
+        return self._restart_after(self._process, self._death)
+
+    async def _can_be_created(self) -> bool:
+        """False: there is no use in starting a process, as the constructor's arguments cannot even be sent."""
+        if self._no_object is not None or self._creation is None:
+            return False
+        if self._creation.done():
+            try:
+                await self._creation
+            except Exception as error:
+                self._no_object = error
+            return False
+        return True
+
+    async def _watch_constructor(self, process: Incarnation) -> None:
+        """A constructor that raises ends its actor, and every call raises the same; in a restart that is a death."""
+        assert self._creation is not None
         try:
             await self._creation
         except Exception as error:
-            self._no_object = error
-            self._reported.set()  # there is no process that could end
-        return "its constructor was never called"
+            if process.num:
+                process.doom(f"its restart failed: {type(error).__name__}: {error}")
+                await process.stop(0.0)
+            else:
+                self._no_object = error
+                self._started.set()
+                self._fail_waiting()
+                await self._ask_to_end()
+        else:
+            self._was_created = True
+            self._started.set()
+            if process.is_usable:
+                self._open()
 
-    async def _hang_up_after_report(self) -> None:
-        # The loss of the link follows the death of the process; if it does not, then we make it.
-        await self._reported.wait()
-        await trio.sleep(1)
-        self._link.disconnect()
+    def _open(self) -> None:
+        """There is an object: what waits is sent."""
+        with self._switching:
+            waiting, self._waiting = self._waiting, []
+            for call in waiting:
+                call.send(self._link)
+            self._is_open = True
 
-    async def _watch_constructor(self) -> None:
-        """A constructor that raises ends its actor, and every call raises the same."""
-        try:
-            await self.wait_created()
-        except ActorDied:
-            pass  # told to whoever makes calls
-        except Exception as error:
-            self._no_object = error
-            await self._quit()
+    def _hold_back(self) -> None:
+        """No call reaches the process any more; perhaps the next one."""
+        if self._supervisor is not None and not self._intended_end:
+            with self._switching:
+                self._is_open = False
 
-    async def _quit(self) -> None:
+    def _restart_after(self, process: Incarnation, death: ActorExited) -> Restart | None:
+        if self._intended_end or self._no_object is not None:
+            return None
+        if process.refusal is not None:
+            if process.num:
+                self._death = msgspec.structs.replace(death, reason=f"it cannot be started again: {death.reason}")
+            else:
+                self._no_object = process.refusal
+            return None
+        if self._supervisor is None:
+            return None
+        if (order := self._take_order()) is not None:
+            return order
+        if death.is_final or death.exit_code == 0:
+            return None  # somebody has ended it, or it has ended itself
+        restart = self._supervisor.died(self, death)
+        if restart is None and (why := self._supervisor.why_spent()):
+            self._death = msgspec.structs.replace(death, reason=f"{why}: {death.reason}")
+        return restart
+
+    def _take_over(self) -> None:
+        """The next process takes the place of the last one: its open calls fail, but for those that may run twice."""
+        old, request = self._process, self._process.request
+        title = msgspec.structs.replace(request.title, num_restarts=old.num + 1)
+        with self._switching:
+            self._link = self._new_link()
+            self._process = Incarnation(self._session, msgspec.structs.replace(request, title=title), self._link)
+            self._repeated = []
+            old.link.lose(self._why_died)
+            self._waiting, self._repeated = [*self._repeated, *self._waiting], None
+        self._death = None
+        self._session.objects.link_lost(old.link)
+        self._call_constructor()
+
+    async def _pause(self, restart: Restart) -> None:
+        """Until all that start again with it have ended too, and the pause is over; or it is not to start any more."""
+        order: Restart | None = restart
+        while order is not None:
+            order.ended(self)
+            if self._intended_end:
+                return
+            with trio.CancelScope() as self._pausing:
+                await order.wait()
+            self._pausing = None
+            order = self._take_order()
+
+    def _take_order(self) -> Restart | None:
+        order, self._ordered = self._ordered, None
+        return order
+
+    def _end(self) -> None:
+        with self._switching:
+            self._gone.set()
+            self._link.lose(self._why_dead)
+        self._fail_waiting()
+        self._session.objects.link_lost(self._link)
+        self._started.set()
+        if self._supervisor is not None:
+            if (order := self._take_order()) is not None:
+                order.ended(self)
+            self._supervisor.gone(self)
+
+    def _fail_waiting(self) -> None:
+        with self._switching:
+            waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call.fail(self._why_dead(call.fate))
+
+    async def _ask_to_end(self) -> None:
         """Let the worker answer everything that was called, then hang up: it ends by itself."""
         try:
-            await self.call(CallKind.CLOSE, "close")
+            if self._no_object is None:
+                await self.call(CallKind.CLOSE, "close")
+            else:
+                await make_call(self._link, f"{self.name}.close", CallKind.CLOSE, "close")
         except Exception:
             pass  # dead already, or its constructor failed: it is told to end all the same
-        self._link.disconnect()
+        self._process.asked_to_end()
 
-    async def _stop_process(self) -> None:
-        if self.node is None:
-            await self._session.withdraw(self.actor_id)
-            return
-        try:
-            await self.node.request(StopActor(self.actor_id, 0.0))
-        except AsyncparlError:
-            pass  # the node is gone, and every process of it
+    def _why_died(self, fate: CallFate) -> BaseException:
+        """What a call raises that was open when a process died which is not the last one."""
+        death = self._death
+        assert death is not None
+        return ActorDied(self.name, death.reason, death.exit_code, death.signal, death.log_tail, fate)
 
     def _why_dead(self, fate: CallFate) -> BaseException:
         if self._no_object is not None:
             return self._no_object
-        report = self._report or ActorExited(self.actor_id, "its session has ended", None, None, [])
-        went_wrong = (report.signal is not None or report.exit_code) and not self._is_forced
-        reason = report.reason if went_wrong else self._intended_end or report.reason
-        return ActorDied(self.name, reason, report.exit_code, report.signal, report.log_tail, fate)
-
-
-def _named(error: SerializationError, what: str) -> SerializationError:
-    """The same error, saying what could not travel."""
-    named = SerializationError(f"{what}: {error}")
-    named.__cause__ = error.__cause__
-    return named
+        death = self._death or ActorExited(self.actor_id, "its session has ended", None, None, [])
+        went_wrong = (death.signal is not None or death.exit_code) and not self._is_forced
+        reason = death.reason if went_wrong else self._intended_end or death.reason
+        return ActorDied(self.name, reason, death.exit_code, death.signal, death.log_tail, fate)

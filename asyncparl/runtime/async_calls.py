@@ -38,6 +38,11 @@ class AsyncCalls:
         """Whether nothing waits or runs, but for streams: those last as long as their callers please."""
         return not self._unfinished
 
+    @property
+    def num_waiting(self) -> int:
+        """Calls that have not begun."""
+        return len(self._waiting)
+
     def add(self, link: Link, call: Call, frame: Frame) -> None:
         """A call came in."""
         self._unfinished.add((link, call.call_id))

@@ -1,157 +1,42 @@
-"""Calls as their maker sees them: awaitable by several tasks, iterable if they stream, cancellable."""
+"""Calls as their maker sees them: awaitable by several tasks, iterable if they stream, cancellable.
+
+A `Call` may be used in any thread, its `await` and `async for` in the event loop of its link only, its `result()` and
+`for` everywhere else. `pending.py` says how threads and tasks meet.
+"""
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 import trio
 
-from asyncparl.errors import CallCancelled
-from asyncparl.protocol.frames import Frame
-from asyncparl.protocol.messages import Raised, Returned
+from asyncparl.errors import NotConnectedError
+from asyncparl.protocol.messages import Raised
 from asyncparl.protocol.values import NOTHING, Encoded, decode_value
+from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.exceptions import rebuild_exception
-from asyncparl.runtime.link import Link
+from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.interrupts import Uninterrupted, interrupt_main
+from asyncparl.runtime.link import Link, LinkLost
+from asyncparl.runtime.pending import Decoder, Pending, Rebuilder
 
 T = TypeVar("T")
 
 STREAM_CREDIT = 2
 """Items of a stream that may be on their way or waiting here: one in use, one in reserve."""
 
-Decoder = Callable[[memoryview, Sequence[memoryview]], Any]
-"""Turns what a frame carries into a value."""
-
-Rebuilder = Callable[[Frame], BaseException]
-"""Turns a `Raised` frame into an exception."""
-
-_UNSET: Any = object()
-
-
-class _Pending:
-    """What is known of a call. The link holds on to it; the `Call` of the user is only a handle."""
-
-    __slots__ = (
-        "answer",
-        "call_id",
-        "decode",
-        "error",
-        "items",
-        "link",
-        "name",
-        "orphaned",
-        "rebuild",
-        "streams",
-        "value",
-        "waiters",
-        "watchers",
-    )
-
-    def __init__(self, name: str, decode: Decoder = decode_value, rebuild: Rebuilder = rebuild_exception) -> None:
-        self.name = name
-        self.decode = decode
-        self.rebuild = rebuild
-        self.link: Link | None = None
-        self.call_id = 0
-        self.answer: Frame | None = None
-        self.value: Any = _UNSET
-        self.error: BaseException | None = None
-        self.items: deque[Frame] = deque()
-        self.streams = False
-        self.orphaned = False
-        """Nobody holds the `Call` any more."""
-        self.waiters: list[trio.lowlevel.Task] = []
-        self.watchers: list[_Watcher] = []
-
-    # --- told by the link -----------------------------------------------------------------------------------
-
-    def answer_arrived(self, frame: Frame) -> None:
-        self.answer = frame
-        if isinstance(frame.message, Returned):
-            self.streams = frame.message.streamed
-        self._settled()
-
-    def item_arrived(self, frame: Frame) -> None:
-        self.streams = True
-        if self.orphaned:
-            self.cancel()
-            return
-        self.items.append(frame)
-        self._wake()
-        self._tell_watchers()
-
-    def call_lost(self, error: BaseException) -> None:
-        self.error = error
-        self._settled()
-
-    # --- asked by the user's tasks --------------------------------------------------------------------------
-
-    @property
-    def is_settled(self) -> bool:
-        return self.answer is not None or self.error is not None or self.value is not _UNSET
-
-    def result(self) -> Any:
-        """The value, or the exception raised. Decoded on first use, by the task that wants it."""
-        if self.error is None and self.value is _UNSET:
-            self._decode()
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-    def cancel(self) -> None:
-        """Give up, if there is still something to give up."""
-        if not self.is_settled:
-            if self.link is not None:
-                self.link.cancel(self.call_id)
-            self.items.clear()
-            self.call_lost(CallCancelled(f"{self.name} was cancelled"))
-
-    async def wait(self) -> None:
-        """Until an answer or an item is there that was not there before."""
-        task = trio.lowlevel.current_task()
-        self.waiters.append(task)
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self.waiters.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _decode(self) -> None:
-        assert self.answer is not None
-        frame, self.answer = self.answer, None
-        try:
-            if isinstance(frame.message, Returned):
-                self.value = self.decode(frame.payload, frame.buffers)
-            elif isinstance(frame.message, Raised):
-                self.error = self.rebuild(frame)
-            else:
-                self.error = CallCancelled(f"{self.name} was cancelled")
-        except Exception as error:
-            self.error = error
-
-    def _settled(self) -> None:
-        self._wake()
-        self._tell_watchers()
-
-    def _tell_watchers(self) -> None:
-        watchers, self.watchers = self.watchers, []
-        for watcher in watchers:
-            watcher()
-
-    def _wake(self) -> None:
-        waiters, self.waiters = self.waiters, []
-        for task in waiters:
-            trio.lowlevel.reschedule(task)
-
 
 class Call(Generic[T]):
-    """A call that has been made. It runs whether or not anybody awaits it.
+    """A call that has been made. It runs whether or not anybody waits for it.
 
     `await call` gives its result or raises its exception; several tasks may do so, several times. If the remote
     method is a generator, iterate instead: `async for item in call`. At most `STREAM_CREDIT` items are made ahead.
+
+    Threads without an event loop write `call.result()` and `for item in call`. They and tasks may wait at once.
 
     Cancellation: cancelling the only task that awaits a call cancels the call. Dropping a stream (leaving the loop,
     letting go of the call) ends the remote generator. A call cancelled before it started never starts; a running
@@ -160,38 +45,80 @@ class Call(Generic[T]):
 
     __slots__ = ("__weakref__", "_pending")
 
-    def __init__(self, pending: _Pending) -> None:
+    def __init__(self, pending: Pending) -> None:
         self._pending = pending
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._result().__await__()
+
+    def result(self, timeout: float | None = None) -> T:
+        """What `await` gives, for threads without an event loop. Ctrl-C interrupts the wait.
+
+        Args:
+            timeout: how many seconds to wait at most. The call goes on after that; `cancel` ends it.
+
+        Raises:
+            TimeoutError: it has not ended in time.
+            RuntimeError: this is the thread of an event loop, or the one in which the call has to run.
+        """
+        check_thread("result()", "`await call`")
+        pending = self._pending
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not pending.is_settled:
+            if pending.items:
+                pending.cancel()
+                raise _it_streams(pending, "for", "asking for its result")
+            pending.wait_in_thread(deadline)
+        if pending.streams and pending.error is None:
+            raise _it_streams(pending, "for", "asking for its result")
+        return pending.result()  # type: ignore[no-any-return]
 
     def __aiter__(self) -> Call[T]:
         return self
 
     async def __anext__(self) -> T:
         pending = self._pending
+        pending.check_loop()
         while True:
+            has_ended = pending.is_settled  # first: the last item comes before the end
             if pending.items:
                 await trio.lowlevel.checkpoint()
-                if not pending.items:
-                    continue  # another task took it meanwhile
-                return self._take_item()
-            if pending.is_settled:
+                if (frame := pending.take_item()) is not None:
+                    return pending.decode(frame.payload, frame.buffers)  # type: ignore[no-any-return]
+            elif has_ended:
                 await trio.lowlevel.checkpoint()
-                pending.result()
-                if not pending.streams:
-                    raise TypeError(f"{pending.name} does not stream: await it instead of iterating over it")
+                _check_end(pending, "await it")
                 raise StopAsyncIteration
-            await pending.wait()
+            else:
+                await pending.wait()
+
+    def __iter__(self) -> Call[T]:
+        check_thread("for", "`async for`, or `await` it first if it does not stream")
+        return self
+
+    def __next__(self) -> T:
+        check_thread("for", "`async for`, or `await` it first if it does not stream")
+        pending = self._pending
+        while True:
+            has_ended = pending.is_settled  # first: the last item comes before the end
+            if (frame := pending.take_item()) is not None:
+                return pending.decode(frame.payload, frame.buffers)  # type: ignore[no-any-return]
+            if has_ended:
+                _check_end(pending, "ask for its result()")
+                raise StopIteration
+            pending.wait_in_thread(None)
 
     def done(self) -> bool:
-        """Whether the call has ended: `await` will not wait."""
+        """Whether the call has ended: `await` and `result()` will not wait."""
         return self._pending.is_settled
 
     def cancel(self) -> None:
         """Give up on the call; awaiting it raises `CallCancelled`. No effect on one that has ended."""
         self._pending.cancel()
+
+    def needs_thread(self, executor: Executor | None) -> None:
+        """It is answered by that thread of this very process, which therefore must not wait for it."""
+        self._pending.answerer = executor
 
     async def aclose(self) -> None:
         """Cancel the call; with `contextlib.aclosing` a stream ends where its block ends."""
@@ -200,45 +127,62 @@ class Call(Generic[T]):
 
     async def _result(self) -> T:
         pending = self._pending
+        pending.check_loop()
         if pending.is_settled:
             await trio.lowlevel.checkpoint()
         while not pending.is_settled:
             if pending.items:
                 pending.cancel()
-                raise TypeError(f"{pending.name} streams: use `async for` instead of awaiting it")
+                raise _it_streams(pending, "async for", "awaiting it")
             try:
                 await pending.wait()
             except trio.Cancelled:
-                if not pending.waiters and not any(watcher.is_watching() for watcher in pending.watchers):
+                others = pending.waiters or pending.gates
+                if not others and not any(watcher.is_watching() for watcher in pending.watchers):
                     pending.cancel()
                 raise
         if pending.streams and pending.error is None:
-            raise TypeError(f"{pending.name} streams: use `async for` instead of awaiting it")
+            raise _it_streams(pending, "async for", "awaiting it")
         return pending.result()  # type: ignore[no-any-return]
-
-    def _take_item(self) -> T:
-        pending = self._pending
-        frame = pending.items.popleft()
-        if pending.link is not None and not pending.is_settled:
-            pending.link.grant(pending.call_id, 1)
-        return pending.decode(frame.payload, frame.buffers)  # type: ignore[no-any-return]
 
     def __del__(self) -> None:
         # May run in any thread and at any moment: only note the wish, in the one way that is safe there.
         pending = self._pending
         pending.orphaned = True
-        if pending.streams and not pending.is_settled and pending.link is not None:
-            pending.link.run_soon(pending.cancel)
+        if pending.streams and not pending.is_settled and pending.loop is not None:
+            try:
+                with Uninterrupted():
+                    pending.loop.run_soon(pending.cancel)
+            except KeyboardInterrupt:  # which would be lost here
+                pending.loop.run_soon(interrupt_main)
 
     def __repr__(self) -> str:
         pending = self._pending
+        answer = pending.answer
         if not pending.is_settled:
             state = "pending"
-        elif pending.error is not None or (pending.answer and isinstance(pending.answer.message, Raised)):
+        elif pending.error is not None or (answer is not None and isinstance(answer.message, Raised)):
             state = "failed"
         else:
             state = "done"
         return f"<asyncparl.Call {pending.name} {state}>"
+
+
+def check_thread(word: str, instead: str) -> None:
+    """Raise RuntimeError in the thread of an event loop, which must not wait."""
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError(f"`{word}` would stop the event loop of this thread: write {instead}")
+
+
+def _it_streams(pending: Pending, word: str, instead_of: str) -> TypeError:
+    return TypeError(f"{pending.name} streams: use `{word}` instead of {instead_of}")
+
+
+def _check_end(pending: Pending, instead: str) -> None:
+    """After the last item: whether that was all."""
+    pending.result()
+    if not pending.streams:
+        raise TypeError(f"{pending.name} does not stream: {instead} instead of iterating over it")
 
 
 def make_call(
@@ -249,23 +193,79 @@ def make_call(
     value: Encoded = NOTHING,
     *,
     credit: int = 0,
+    object_id: int = 0,
     decode: Decoder = decode_value,
     rebuild: Rebuilder = rebuild_exception,
 ) -> Call[Any]:
-    """Make a call over a link. What goes wrong with it is raised where the call is awaited."""
-    pending = _Pending(name, decode, rebuild)
+    """Make a call over a link. What goes wrong with it is raised where the call is awaited.
+
+    Raises:
+        LinkLost: nobody would ever settle it.
+    """
+    pending = Pending(name, link.loop, decode, rebuild)
+    pending.link = link
     try:
-        pending.call_id = link.call(pending, kind, target, value, credit=credit)
-        pending.link = link
+        pending.call_id = link.call(pending, kind, target, value, credit=credit, object_id=object_id)
+    except LinkLost:
+        raise
     except Exception as error:
         pending.error = error
     return Call(pending)
 
 
+def deferred_call(
+    loop: EventLoop, name: str, kind: int, target: str, value: Encoded, *, credit: int, object_id: int
+) -> tuple[Call[Any], Callable[[Link], None]]:
+    """A call that is made later, and what makes it, in the event loop, once there is a link."""
+    pending = Pending(name, loop)
+
+    def send(link: Link) -> None:
+        if pending.is_settled:
+            return  # cancelled meanwhile
+        try:
+            pending.call_id = link.call(pending, kind, target, value, credit=credit, object_id=object_id)
+            pending.link = link  # last: from now on other threads cancel it there
+        except Exception as error:
+            pending.call_lost(error)
+
+    return Call(pending), send
+
+
+def lose_call(call: Call[Any], error: BaseException) -> None:
+    """Settle a call that could not be made after all. In the event loop, as long as there is one."""
+    if not call.done():
+        call._pending.call_lost(error)
+
+
 def failed_call(name: str, error: BaseException) -> Call[Any]:
     """A call that could not even be made."""
-    pending = _Pending(name)
+    pending = Pending(name, None)
     pending.error = error
+    return Call(pending)
+
+
+def call_in_loop(loop: EventLoop, name: str, function: Callable[[], Awaitable[T]]) -> Call[T]:
+    """Run something in an event loop, for a thread outside of it: a call that goes nowhere."""
+    pending = Pending(name, loop)
+    ended = NotConnectedError(f"{name}: the `connect()` block that this belongs to has ended")
+
+    async def run() -> None:
+        try:
+            pending.returned(await function())
+        except Exception as error:
+            pending.call_lost(error)
+        finally:
+            if not pending.is_settled:
+                pending.call_lost(ended)
+
+    def start() -> None:
+        try:
+            trio.lowlevel.spawn_system_task(run)
+        except RuntimeError:  # too late in its life
+            pending.call_lost(ended)
+
+    if not loop.run_soon(start):
+        pending.call_lost(ended)
     return Call(pending)
 
 
@@ -274,7 +274,7 @@ async def gather(calls: Iterable[Call[T]]) -> list[T]:
 
     The first call to fail cancels the rest, and its exception is raised as it is. So does cancelling `gather`.
     """
-    calls = _checked(calls)
+    calls = checked_calls(calls)
     try:
         async for call in as_completed(calls):
             await call
@@ -285,7 +285,14 @@ async def gather(calls: Iterable[Call[T]]) -> list[T]:
         raise
 
 
-def _checked(calls: Iterable[Call[T]]) -> list[Call[T]]:
+def checked_calls(calls: Iterable[Call[T]]) -> list[Call[T]]:
+    """A list of them.
+
+    Raises:
+        TypeError: they are something else.
+    """
+    if isinstance(calls, Call):
+        raise TypeError(f"expected a list of calls, got only one: [{calls!r}] would be a list")
     calls = list(calls)
     for call in calls:
         if not isinstance(call, Call):
@@ -306,11 +313,12 @@ class _AsCompleted(Generic[T]):
         self._done: deque[Call[T]] = deque()
         self._something = trio.Event()
         self._num_left = 0
-        for call in _checked(calls):
+        for call in checked_calls(calls):
             self._num_left += 1
             if call.done() or call._pending.items:
                 self._done.append(call)
             else:
+                call._pending.check_loop()
                 call._pending.watchers.append(_Watcher(self, call))
 
     def __aiter__(self) -> _AsCompleted[T]:

@@ -41,7 +41,7 @@ def describe_exception(error: BaseException, *, note: str, skip_frames: int = 0)
     for _ in range(skip_frames):
         tb = tb.tb_next if tb is not None else None
     formatted = "".join(traceback.format_exception(type(error), error, tb))
-    return ErrorReport(_qualified_name(type(error)), _text_of(error), formatted[-_MAX_TEXT:], note)
+    return ErrorReport(_qualified_name(type(error)), _text_of(error), _shortened(formatted), note)
 
 
 def rebuild_exception(frame: Frame) -> BaseException:
@@ -51,17 +51,26 @@ def rebuild_exception(frame: Frame) -> BaseException:
     """
     assert isinstance(frame.message, Raised)
     report = frame.message.error
-    error: BaseException = RemoteError(report.type_name, report.text, report.traceback)
     if len(frame.payload):
         try:
             rebuilt = decode_value(frame.payload, frame.buffers)
         except SerializationError:
             rebuilt = None  # its module is missing here, say; the words are enough
-        if isinstance(rebuilt, BaseException):
-            error = rebuilt
-    error.__cause__ = RemoteTraceback(report.traceback)
-    error.add_note(report.note)
+        if isinstance(rebuilt, BaseException) and _annotate(rebuilt, report):
+            return rebuilt
+    error = RemoteError(report.type_name, report.text, report.traceback)
+    _annotate(error, report)
     return error
+
+
+def _annotate(error: BaseException, report: ErrorReport) -> bool:
+    """Add what is known of the other side; False if its class does not let us (a frozen dataclass)."""
+    try:
+        error.__cause__ = RemoteTraceback(report.traceback)
+        error.add_note(report.note)
+    except Exception:
+        return False
+    return True
 
 
 def rebuild_described(frame: Frame) -> BaseException:
@@ -95,7 +104,10 @@ class _Bare:
         self._error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_bare, (type(self._error), self._error.args, self._error.__dict__)
+        args = self._error.args
+        if isinstance(self._error, BaseExceptionGroup):
+            args = (self._error.message, [_Bare(part) for part in self._error.exceptions])
+        return _rebuild_bare, (type(self._error), args, self._error.__dict__)
 
 
 def _rebuild_bare(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
@@ -107,6 +119,12 @@ def _rebuild_bare(kind: type[BaseException], args: tuple[Any, ...], attributes: 
 
 def _qualified_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _shortened(text: str) -> str:
+    # The beginning says where, the end says what.
+    half = _MAX_TEXT // 2
+    return text if len(text) <= _MAX_TEXT else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def _text_of(error: BaseException) -> str:

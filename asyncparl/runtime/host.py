@@ -22,6 +22,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import SerializationError
+from asyncparl.protocol.figures import WorkerFigures
 from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.link import CallArrived
 from asyncparl.protocol.messages import Call, CallKind, ErrorReport
@@ -29,7 +30,12 @@ from asyncparl.protocol.values import Encoded, decode_value, encode_value
 from asyncparl.runtime.async_calls import AsyncCalls, Key
 from asyncparl.runtime.exceptions import pack_exception
 from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.figures import AsyncCallFigures, CallFigures, sum_up
 from asyncparl.runtime.link import Link
+
+CALLABLE_DUNDERS = ("__call__", "__getitem__")
+"""What proxies make calls of: `actor(x)` and `actor[key]`."""
+_RESTORE = "on_restart"
 
 
 @dataclass(slots=True)
@@ -42,7 +48,17 @@ class _Stream:
 class ActorHost:
     """Serves the calls of every link of one actor."""
 
-    def __init__(self, executor: Executor, nursery: trio.Nursery, note: str) -> None:
+    def __init__(
+        self, executor: Executor, nursery: trio.Nursery, note: str, *, may_exit: bool = True, num_restarts: int = 0
+    ) -> None:
+        """See the head of this file.
+
+        Args:
+            may_exit: `sys.exit()` in a method ends the process; otherwise it is an error of the call.
+            num_restarts: how often the actor was started before; then `on_restart` of the object is told.
+        """
+        self._may_exit = may_exit
+        self._num_restarts = num_restarts
         self._executor = executor
         self._nursery = nursery
         self._note = note
@@ -53,6 +69,9 @@ class ActorHost:
         self._early: list[tuple[Link, CallArrived]] | None = []
         """Calls that came before the object was there; None once it is."""
         self._async_calls = AsyncCalls(self._start_async)
+        self._figures = CallFigures()
+        self._async_figures = AsyncCallFigures()
+        self._num_failed = 0
         self._waiting_to_close: list[tuple[Link, Call, Frame]] = []
         self._is_async: dict[str, bool] = {}
         self._lock = threading.Lock()
@@ -66,7 +85,20 @@ class ActorHost:
         self._object = thing
         self._early = None
 
+    def thread_for(self, kind: int, name: str) -> Executor | None:
+        """The thread that must be free for such a call to be answered, if it takes one. From any thread."""
+        runs_in_loop = self._early is None and kind == CallKind.METHOD and self._runs_in_loop(name)
+        return None if runs_in_loop else self._executor
+
+    def figures(self) -> WorkerFigures:
+        """What it does, and has done. In the event loop."""
+        num_waiting = self._executor.num_waiting + self._async_calls.num_waiting
+        return sum_up(self._figures, self._async_figures, num_failed=self._num_failed, num_waiting=num_waiting)
+
     # --- told by the links, in the event loop ---------------------------------------------------------------
+
+    def link_opened(self, link: Link) -> None:
+        """Whoever it is may call."""
 
     def call_arrived(self, link: Link, arrived: CallArrived) -> None:
         """Start to serve a call."""
@@ -131,18 +163,33 @@ class ActorHost:
     # --- jobs of the executor -------------------------------------------------------------------------------
 
     def _create(self, link: Link, call: Call, frame: Frame) -> None:
+        self._figures.begin("__init__")
         try:
             cls, max_concurrency, args, kwargs = decode_value(frame.payload, frame.buffers)
             self._async_calls.max_running = max_concurrency
             self._object = cls(*args, **kwargs)
+            if self._num_restarts and hasattr(type(self._object), _RESTORE):
+                if self._runs_in_loop(_RESTORE):
+                    self._loop.run_sync_soon(self._nursery.start_soon, self._restore, link, call)
+                    return
+                self._object.on_restart(self._num_restarts)
         except Exception as error:
-            # Also where its output goes: perhaps nobody ever awaits a call of this actor.
-            traceback.print_exc()
-            self._failure = pack_exception(error, note=self._note, skip_frames=1)
-            link.answer_raised(call.call_id, *self._failure)
+            self._not_created(link, call, error)
         else:
             link.answer_returned(call.call_id)
-        self._loop.run_sync_soon(self._created)
+            self._loop.run_sync_soon(self._created)
+        finally:
+            self._figures.end()
+
+    def _not_created(self, link: Link, call: Call, error: Exception) -> None:
+        # Also where its output goes: perhaps nobody ever awaits a call of this actor.
+        traceback.print_exc()
+        failure = pack_exception(error, note=self._note, skip_frames=1)
+        link.answer_raised(call.call_id, *failure)
+        if not self._num_restarts:
+            self._failure = failure
+            self._loop.run_sync_soon(self._created)
+        # Otherwise its owner ends us, and early calls are no business of an object that is not what it was.
 
     def _run(self, link: Link, call: Call, frame: Frame) -> None:
         call_id = call.call_id
@@ -152,18 +199,28 @@ class ActorHost:
         if self._failure is not None:
             link.answer_raised(call_id, *self._failure)
             return
+        self._figures.begin(call.target)
         try:
             result = self._perform(call, frame)
+            self._figures.end()
             if isinstance(result, Generator):
                 self._start_stream(link, call_id, result)
             else:
                 link.answer_returned(call_id, encode_value(result))
         except Exception as error:
+            self._figures.end()
             self._answer_error(link, call_id, error)
+        except BaseException as stop:
+            self._figures.end()
+            self._exit(link, call_id, stop)
+
+    def _exit(self, link: Link, call_id: int, stop: BaseException) -> None:
+        if self._may_exit:
+            raise stop
+        self._answer_error(link, call_id, RuntimeError(f"the method raised {stop!r}"))
 
     def _perform(self, call: Call, frame: Frame) -> Any:
-        if call.target.startswith("_"):
-            raise AttributeError(f"{call.target!r} is private: only public names of a remote object can be used")
+        _check_public(call.target)
         if call.kind == CallKind.METHOD:
             args, kwargs = decode_value(frame.payload, frame.buffers) or ((), {})
             return getattr(self._object, call.target)(*args, **kwargs)
@@ -175,7 +232,7 @@ class ActorHost:
         if call.kind == CallKind.SET_ATTRIBUTE:
             setattr(self._object, call.target, decode_value(frame.payload, frame.buffers))
             return None
-        if call.kind == CallKind.CLOSE:
+        if call.kind in (CallKind.CLOSE, CallKind.PING):
             return None
         raise SerializationError(f"a call of unknown kind {call.kind}")
 
@@ -200,16 +257,25 @@ class ActorHost:
             else:
                 link.answer_cancelled(call_id)
             return
+        self._figures.begin(getattr(stream.generator, "__name__", "a stream"))
         try:
-            link.send_item(call_id, encode_value(next(stream.generator)))
+            item = next(stream.generator)
+            self._figures.end()
+            link.send_item(call_id, encode_value(item))
         except StopIteration:
+            self._figures.end()
             self._end_stream(link, call_id)
             link.answer_returned(call_id, streamed=True)
         except Exception as error:
+            self._figures.end()
             self._end_stream(link, call_id)
             self._answer_error(link, call_id, error)
             with contextlib.suppress(Exception):  # the caller has an error already
                 stream.generator.close()
+        except BaseException as stop:
+            self._figures.end()
+            self._end_stream(link, call_id)
+            self._exit(link, call_id, stop)
         else:
             self._executor.submit(lambda: self._step(link, call_id, stream))
 
@@ -226,9 +292,22 @@ class ActorHost:
         self._executor.submit(lambda: self._step(link, call_id, stream))
 
     def _answer_error(self, link: Link, call_id: int, error: BaseException) -> None:
-        link.answer_raised(call_id, *pack_exception(error, note=self._note, skip_frames=2))
+        self._num_failed += 1
+        link.answer_raised(call_id, *pack_exception(error, note=self._note, skip_frames=_num_own_frames(error)))
 
     # --- tasks of the event loop ----------------------------------------------------------------------------
+
+    async def _restore(self, link: Link, call: Call) -> None:
+        """The rest of `_create`, where `on_restart` is `async`."""
+        try:
+            await self._object.on_restart(self._num_restarts)
+        except Exception as error:
+            self._not_created(link, call, error)
+        except SystemExit as stop:
+            self._executor.submit(_raiser(stop))
+        else:
+            link.answer_returned(call.call_id)
+            self._created()
 
     def _start_async(self, link: Link, call: Call, frame: Frame) -> None:
         self._nursery.start_soon(self._run_async, link, call, frame)
@@ -251,20 +330,25 @@ class ActorHost:
             if not link.is_wanted(call.call_id):  # cancelled between its turn and this moment
                 self._scopes[key].cancel()
             self._async_calls.begun()
+            self._async_figures.begin(key, call.target)
             try:
                 await self._answer_async(link, call, frame)
             except Exception as error:
                 self._answer_error(link, call.call_id, error)
             except SystemExit as stop:
-                self._executor.submit(_raiser(stop))
+                if self._may_exit:
+                    self._executor.submit(_raiser(stop))
+                else:
+                    self._exit(link, call.call_id, stop)
+            finally:
+                self._async_figures.end(key)
         if self._scopes.pop(key).cancelled_caught:
             link.answer_cancelled(call.call_id)
         self._async_calls.ended(key)
         self._close_if_finished()
 
     async def _answer_async(self, link: Link, call: Call, frame: Frame) -> None:
-        if call.target.startswith("_"):
-            raise AttributeError(f"{call.target!r} is private: only public names of a remote object can be used")
+        _check_public(call.target)
         await trio.lowlevel.checkpoint_if_cancelled()
         args, kwargs = decode_value(frame.payload, frame.buffers) or ((), {})
         result = getattr(self._object, call.target)(*args, **kwargs)
@@ -293,6 +377,19 @@ class ActorHost:
             del self._credit_news[key]
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await generator.aclose()
+
+
+def _check_public(name: str) -> None:
+    if name.startswith("_") and name not in CALLABLE_DUNDERS:
+        raise AttributeError(f"{name!r} is private: only public names of a remote object can be used")
+
+
+def _num_own_frames(error: BaseException) -> int:
+    """How many of the first entries of its traceback are of this file: the user's code comes after them."""
+    num, tb = 0, error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+        num, tb = num + 1, tb.tb_next
+    return num
 
 
 def _raiser(error: BaseException) -> Callable[[], None]:

@@ -13,8 +13,8 @@ import trio
 from asyncparl.errors import ProtocolError
 from asyncparl.protocol.control import Job, PutCode
 from asyncparl.runtime.code.store import CodeStore, Incoming
-from asyncparl.runtime.workers import ZygoteKind
 from asyncparl.runtime.zygote import WorkerSetup
+from asyncparl.runtime.zygote_client import ZygoteKind
 
 
 class OpenedJob:
@@ -81,6 +81,11 @@ class OpenedJob:
         folder.mkdir()
         self._files().link_files(self._job.code, folder)
         return folder
+
+    @property
+    def job(self) -> Job:
+        """As the driver described it."""
+        return self._job
 
     @property
     def code(self) -> str:

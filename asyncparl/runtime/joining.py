@@ -82,10 +82,12 @@ class NodeAtMaster:
         joined = await ask(link, JoinNode(self._info, self._incarnation, list(told.values()), self._is_leaving))
         # What began or ended meanwhile was told to nobody.
         running = {lease.actor_id: lease for lease in self._leases()}
-        for actor_id in running.keys() - told.keys():
-            ask(link, LeaseStarted(running[actor_id]))
-        for actor_id in told.keys() - running.keys():
-            ask(link, LeaseEnded(actor_id))
+        for actor_id, lease in told.items():
+            if running.get(actor_id) != lease:
+                ask(link, LeaseEnded(actor_id, lease.title.num_restarts))
+        for actor_id, lease in running.items():
+            if told.get(actor_id) != lease:
+                ask(link, LeaseStarted(lease))
         self.name = joined.name
         self._set_clock(joined.cluster_time)
         self._nursery.start_soon(self._beat, link)

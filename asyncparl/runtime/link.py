@@ -28,6 +28,7 @@ from asyncparl.protocol.link import (
 )
 from asyncparl.protocol.messages import ErrorReport
 from asyncparl.protocol.values import NOTHING, Encoded
+from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.transport.base import Channel
 
 MAX_MESSAGE_BYTES = 1 << 30
@@ -46,8 +47,12 @@ _JOIN_LIMIT_BYTES = 1 << 16
 """Small frames that wait together are sent together, up to this size."""
 
 
+class LinkLost(Exception):
+    """The link was lost before the call was made: nothing was sent, and nobody would settle the call."""
+
+
 class Caller(Protocol):
-    """Who waits for a call of ours."""
+    """Who waits for a call of ours. Told in the event loop."""
 
     def answer_arrived(self, frame: Frame) -> None: ...
     def item_arrived(self, frame: Frame) -> None: ...
@@ -57,6 +62,7 @@ class Caller(Protocol):
 class Callee(Protocol):
     """Who serves the calls of the peer. Called in the event loop; must not block."""
 
+    def link_opened(self, link: Link) -> None: ...
     def call_arrived(self, link: Link, arrived: CallArrived) -> None: ...
     def cancel_arrived(self, link: Link, call_id: int) -> None: ...
     def grant_arrived(self, link: Link, call_id: int) -> None: ...
@@ -87,32 +93,49 @@ class Link:
         self._refused: list[Buffer] = []
         """The parts of the one message that the full channel did not take."""
         self._blocked = trio.Event()
-        self._loop_thread = threading.get_ident()
-        self._loop = trio.lowlevel.current_trio_token()
+        self.loop = EventLoop()
 
     # --- calling --------------------------------------------------------------------------------------------
 
-    def call(self, caller: Caller, kind: int, target: str, value: Encoded = NOTHING, *, credit: int = 0) -> int:
-        """Make a call; its id. Event loop only.
+    def call(
+        self,
+        caller: Caller,
+        kind: int,
+        target: str,
+        value: Encoded = NOTHING,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+    ) -> int:
+        """Make a call; its id. From any thread.
 
         Raises:
+            LinkLost: nothing was sent.
             MessageTooLarge: nothing was sent.
         """
         check_size(value)
         with self._lock:
-            call_id = self.core.call(kind, target, value, credit=credit)
+            if self.is_lost:
+                raise LinkLost
+            call_id = self.core.call(kind, target, value, credit=credit, object_id=object_id)
             self._callers[call_id] = caller
             self._flush()
         return call_id
 
-    def cancel(self, call_id: int) -> None:
-        """Give up on a call of ours: its caller hears nothing more."""
+    def cancel(self, call_id: int) -> bool:
+        """Give up on a call of ours: its caller hears nothing more. From any thread.
+
+        False: it was told already, or is told in this very moment.
+        """
         with self._lock:
-            if self._callers.pop(call_id, None) is not None and self.core.cancel(call_id):
+            if self._callers.pop(call_id, None) is None:
+                return False
+            if self.core.cancel(call_id):
                 self._flush()
+            return True
 
     def grant(self, call_id: int, num_items: int) -> None:
-        """Take more items of a stream."""
+        """Take more items of a stream. From any thread."""
         with self._lock:
             self.core.grant(call_id, num_items)
             self._flush()
@@ -216,13 +239,6 @@ class Link:
                 self._flush()
             self._channel.close()
 
-    def run_soon(self, function: Callable[[], object]) -> None:
-        """Run something in the event loop, soon. From any thread, and from a finalizer."""
-        try:
-            self._loop.run_sync_soon(function)
-        except trio.RunFinishedError:
-            pass  # the loop is gone, and the link with it
-
     def flush(self) -> None:
         """Send what waits, as far as the channel takes it."""
         with self._lock:
@@ -280,6 +296,8 @@ class Link:
                     self._serving().cancel_arrived(self, call_id)
                 case GrantArrived(call_id):
                     self._serving().grant_arrived(self, call_id)
+                case Opened() if self._callee is not None:
+                    self._callee.link_opened(self)
                 case PeerClosing() | Opened() | None:
                     pass
 
@@ -310,12 +328,12 @@ class Link:
                     raise
         except trio.WouldBlock:
             core.detach_outgoing()
-            self._wake_sender()
+            self._do_in_loop(self._set_blocked)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the receiving task learns of it too, and settles what is open
         except MessageTooLarge:
             # Ours are checked before; so the peer takes less than what it asked for.
-            channel.close()
+            self._do_in_loop(channel.close)
 
     def _next_parts(self) -> list[Buffer]:
         """The next message for the channel: one frame, or several small ones."""
@@ -331,11 +349,11 @@ class Link:
             size += len(parts[-1])
         return parts
 
-    def _wake_sender(self) -> None:
-        if threading.get_ident() == self._loop_thread:
-            self._set_blocked()
+    def _do_in_loop(self, function: Callable[[], None]) -> None:
+        if self.loop.is_here:
+            function()
         else:
-            self.run_soon(self._set_blocked)
+            self.loop.run_soon(function)  # if it has ended, then the link has too
 
     def _set_blocked(self) -> None:
         self._blocked.set()  # the event of this moment: the sender makes a new one each time

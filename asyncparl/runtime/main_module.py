@@ -24,6 +24,8 @@ def describe_main() -> tuple[str | None, str | None]:
     path = getattr(main, "__file__", None)
     spec = getattr(main, "__spec__", None)
     name = getattr(spec, "name", None) if spec is not None else None
+    if name == "__main__":  # a folder or an archive was started: `__main__` is no module that can be found again
+        name = None
     return (os.path.abspath(path) if path and os.path.exists(path) else None), name
 
 

@@ -11,7 +11,6 @@ import hmac
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -24,26 +23,30 @@ from asyncparl.protocol.control import (
     AskPlace,
     AskTicket,
     Beat,
+    CallBack,
     DescribeCluster,
     DescribedCluster,
+    DialActor,
     DialRelay,
     DriverToMaster,
     EndActor,
     ExplainWait,
     Explanation,
+    FindActor,
+    FindNamed,
     Heartbeat,
     JoinDriver,
     Joined,
     JoinNode,
+    KillActor,
     LeaseEnded,
     LeaseStarted,
     Leave,
     LeaveDriver,
     LeaveNode,
-    NodeTicket,
+    NamedActor,
     NodeToMaster,
     OpenRelay,
-    Placed,
     RelayOpened,
     StopCluster,
     WatchMaster,
@@ -52,26 +55,32 @@ from asyncparl.protocol.control import (
 from asyncparl.protocol.decisions import (
     DemandRefused,
     DriverGone,
-    Granted,
     LeaseExpired,
-    NodeDrained,
     NodeLost,
     Refused,
-    Waiting,
 )
+from asyncparl.protocol.figures import News, PutReport, ReadNews
 from asyncparl.protocol.parties import Versions, version_fault
-from asyncparl.protocol.tickets import Ticket, encode_ticket, sign_lease, ticket_key
-from asyncparl.runtime.accepting import visitors
+from asyncparl.protocol.tickets import ActorPass, read_pass
+from asyncparl.runtime.accepting import may_control, take_in_all
+from asyncparl.runtime.journal import Journal
 from asyncparl.runtime.log import Log, Silence
+from asyncparl.runtime.places import Places
 from asyncparl.runtime.relay import RELAY_ROUTE, Relays
+from asyncparl.runtime.reports import Reports
 from asyncparl.runtime.serving import EventStream, Peer, RequestServer
-from asyncparl.transport import Listener, Visitor
+from asyncparl.transport import Channel, Listener, Visitor
 
 TICK_S = 0.5
-TICKET_LIFE_S = 600.0
 _STOP_LIMIT_S = 10.0
 _BEATS_PER_S = 250
 _SLOWEST_BEAT_S = 2.0
+
+
+def key_of(secrets: Mapping[str, bytes], key_id: str) -> bytes | None:
+    """What opens a master: its secrets, and the passes of actors."""
+    read = read_pass(key_id, secrets["node"]) if "node" in secrets else None
+    return secrets.get(key_id) if read is None else read[1]
 
 
 class _Member(Peer):
@@ -80,19 +89,12 @@ class _Member(Peer):
     node_id = ""
     incarnation = 0
     driver_id = ""
+    name = ""
+    """Of a driver."""
 
     def __init__(self, key_id: str, host: str) -> None:
         super().__init__(key_id, host)
         self.orders = EventStream()
-
-
-@dataclass(slots=True, eq=False)
-class _Asking:
-    """An actor whose driver waits to hear where it may run."""
-
-    decided: trio.Event = field(default_factory=trio.Event)
-    decision: Granted | Refused | None = None
-    num_waiting: int = 0
 
 
 class Master:
@@ -107,13 +109,14 @@ class Master:
         log: Log | None = None,
     ) -> None:
         self._nursery = nursery
-        self._log = log or Silence()
+        self._log = Journal(log or Silence())
+        self._reports = Reports()
         self._secrets = secrets
         self.cluster_id = os.urandom(6).hex()
         self._clock_offset = time.time() - trio.current_time()
         self._versions = versions
         self._core = ClusterCore(versions, now=trio.current_time())
-        self._asking: dict[str, _Asking] = {}
+        self._places = Places(self._core, secrets["node"] if secrets else b"", self._cluster_time)
         self._nodes: dict[str, _Member] = {}
         self._drivers: dict[str, _Member] = {}
         self._tokens: dict[str, str] = {}
@@ -127,7 +130,7 @@ class Master:
     async def run(self, listeners: Sequence[Listener]) -> None:
         """Serve until cancelled."""
         for listener in listeners:
-            self._nursery.start_soon(self._accept, listener)
+            self._nursery.start_soon(take_in_all, listener, self._take_in)
         try:
             while True:
                 await trio.sleep(TICK_S)
@@ -137,7 +140,7 @@ class Master:
 
     def key(self, key_id: str) -> bytes | None:
         """The secrets that open this master. For listeners."""
-        return None if self._secrets is None else self._secrets.get(key_id)
+        return None if self._secrets is None else key_of(self._secrets, key_id)
 
     async def stop(self) -> None:
         """Send every node home, and set `over` when they have left, or have not for too long."""
@@ -151,29 +154,14 @@ class Master:
 
     # --- who comes ------------------------------------------------------------------------------------------
 
-    async def _accept(self, listener: Listener) -> None:
-        async for visitor in visitors(listener):
-            try:
-                self._take_in(visitor)
-            except OSError:
-                pass  # it has gone already, or there is no descriptor for it: it will dial again
-
     def _take_in(self, visitor: Visitor) -> None:
         if visitor.route.startswith(RELAY_ROUTE):
             self._relays.arrived(visitor)
-        elif visitor.route:
-            visitor.refuse(f"a master has nothing at {visitor.route!r}")
-        elif visitor.peer_host and not visitor.encrypted:
-            visitor.refuse("control links between machines must be encrypted")
-        else:
-            self._nursery.start_soon(self._serve, visitor)
+        elif may_control(visitor, "master"):
+            member = _Member(visitor.key_id, visitor.peer_host)
+            self._nursery.start_soon(self._serve, member, visitor.open())
 
-    async def _serve(self, visitor: Visitor) -> None:
-        member = _Member(visitor.key_id, visitor.peer_host)
-        try:
-            channel = visitor.open()
-        except OSError:
-            return
+    async def _serve(self, member: _Member, channel: Channel) -> None:
         await self._server.serve(channel, member)
         now = trio.current_time()
         if member.node_id and self._nodes.get(member.node_id) is member:
@@ -192,13 +180,14 @@ class Master:
                         member.disconnect()
                     self._tell_node_left()
                 case DemandRefused(actor_id=actor_id, reason=reason):
-                    self._decide(actor_id, Refused(reason))
+                    self._places.refuse(actor_id, reason)
                 case DriverGone(driver_id=driver_id, name=name):
                     self._tokens.pop(driver_id, None)
+                    self._reports.gone(driver_id)
                     self._log.info("program gone", program=name)
-                case NodeDrained() | LeaseExpired():
-                    pass  # nodes leave by themselves, and drivers ask again
-        self._hand_out()
+                case LeaseExpired():
+                    pass  # drivers ask again
+        self._places.hand_out()
 
     # --- what is asked --------------------------------------------------------------------------------------
 
@@ -223,8 +212,8 @@ class Master:
             case LeaseStarted(lease):
                 if not self._core.lease_started(member.node_id, lease.actor_id, lease):
                     member.orders.send(EndActor(lease.actor_id))
-            case LeaseEnded(actor_id):
-                self._core.lease_ended(member.node_id, actor_id)
+            case LeaseEnded(actor_id, num_restarts):
+                self._core.lease_ended(member.node_id, actor_id, num_restarts)
             case LeaveNode(is_over=False):
                 self._core.drain_node(member.node_id)
             case LeaveNode():
@@ -234,7 +223,7 @@ class Master:
                 self._tell_node_left()
             case WatchMaster():
                 raise AssertionError("served as a stream")
-        self._hand_out()
+        self._places.hand_out()
         return None
 
     def _join_node(self, member: _Member, request: JoinNode, now: float) -> Joined:
@@ -253,7 +242,7 @@ class Master:
         if self._is_stopping:
             member.orders.send(Leave())
         self._log.info("node joined", node=decision.name, host=member.host, actors=len(request.leases))
-        self._hand_out()
+        self._places.hand_out()
         return Joined(self.cluster_id, decision.name, self._cluster_time())
 
     def _join_driver(self, member: _Member, request: JoinDriver, now: float) -> Joined:
@@ -262,15 +251,23 @@ class Master:
             raise ResourceError(f"this program cannot join: {fault}")
         if member.driver_id not in ("", request.driver_id):
             raise ProtocolError("one link is one program")
-        if not hmac.compare_digest(self._tokens.get(request.driver_id, request.token), request.token):
+        actor_pass = self._pass_of(member)
+        if actor_pass is not None and actor_pass.actor_id != request.driver_id:
+            raise AuthenticationError("this pass is for another actor")
+        known_token = self._tokens.get(request.driver_id, request.token)
+        if actor_pass is None and self._secrets and not hmac.compare_digest(known_token, request.token):
             raise AuthenticationError("another program has this id")
-        decision = self._core.join_driver(request.driver_id, request.name, now)
+        if known_token != request.token:
+            # The next process of an actor that is started again: what the last one has asked for is void.
+            self._core.leave_driver(request.driver_id)
+        program_id = request.program_id if actor_pass is None else actor_pass.program_id
+        decision = self._core.join_driver(request.driver_id, request.name, now, program_id)
         if isinstance(decision, Refused):
             raise ResourceError(decision.reason)
         if (old := self._drivers.get(request.driver_id)) is not None and old is not member:
             old.disconnect()
         self._tokens[request.driver_id] = request.token
-        member.driver_id = request.driver_id
+        member.driver_id, member.name = request.driver_id, decision.name
         self._drivers[member.driver_id] = member
         self._log.info("program joined", program=decision.name, host=member.host)
         return Joined(self.cluster_id, decision.name, self._cluster_time())
@@ -283,6 +280,8 @@ class Master:
             return self._join_driver(member, request, trio.current_time())
         if isinstance(request, DescribeCluster):
             return DescribedCluster(self.cluster_id, self._core.describe(trio.current_time()))
+        if isinstance(request, ReadNews):
+            return News(self.cluster_id, self._log.after(request.after), self._reports.read())
         if isinstance(request, StopCluster):
             self._check_role(member, "node")  # not for everybody who may run a program here
             self._nursery.start_soon(self.stop)
@@ -296,21 +295,54 @@ class Master:
     ) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         match request:
             case AskPlace():
-                return self._place(member, request)
+                return self._places.ask(member.driver_id, request)
             case ExplainWait(actor_id):
                 return Explanation(self._core.why_waiting(actor_id) or "")
             case AskTicket(node_id):
-                return self._ticket(member, node_id)
+                return self._places.ticket(member.driver_id, node_id)
             case OpenRelay(node_id, may_stall):
                 return self._open_relay(node_id, may_stall=may_stall)
-            case WithdrawActor(actor_id):
+            case FindActor() | FindNamed() | KillActor() | CallBack():
+                return self._answer_about(member, request)
+            case WithdrawActor(actor_id, is_over):
                 if self._core.owner_of(actor_id) == member.driver_id:
-                    self._withdraw(actor_id)
+                    (self._places.withdraw if is_over else self._places.give_back)(actor_id)
+            case PutReport(report):
+                self._reports.put(member.driver_id, member.name, report)
             case LeaveDriver():
                 self._core.leave_driver(member.driver_id)
+                self._reports.gone(member.driver_id)
+                self._log.info("program gone", program=member.name)
                 self._forget_driver(member)
-                self._hand_out()
+                self._places.hand_out()
         return None
+
+    def _answer_about(
+        self, member: _Member, request: FindActor | FindNamed | KillActor | CallBack
+    ) -> Answer | Coroutine[Any, Any, Answer] | None:
+        """What concerns processes of others."""
+        match request:
+            case FindActor(actor_id):
+                return self._places.find(member.driver_id, actor_id)
+            case FindNamed(name):
+                return self._find_named(member, name)
+            case KillActor(actor_id):
+                self._kill_actor(actor_id)
+            case CallBack(driver_id, actor_id):
+                if (driver := self._drivers.get(driver_id)) is None:
+                    raise ResourceError("that program is not in the cluster")
+                driver.orders.send(DialActor(actor_id))
+        return None
+
+    def _find_named(self, member: _Member, name: str) -> NamedActor | None:
+        found = self._core.find_named(name, member.driver_id)
+        return None if found is None else NamedActor(*found)
+
+    def _kill_actor(self, actor_id: str) -> None:
+        node = self._nodes.get(self._core.node_of(actor_id) or "")
+        if node is not None:
+            node.orders.send(EndActor(actor_id, is_final=True))
+        self._places.kill(actor_id)
 
     def _watch(self, member: _Member, _request: WatchMaster) -> EventStream:
         return member.orders
@@ -319,60 +351,6 @@ class Master:
         self._drivers.pop(member.driver_id, None)
         self._tokens.pop(member.driver_id, None)
         member.driver_id = ""
-
-    # --- places ---------------------------------------------------------------------------------------------
-
-    def _place(self, member: _Member, request: AskPlace) -> Placed | Coroutine[Any, Any, Placed]:
-        decision = self._core.ask(member.driver_id, request.actor_id, request.name, request.demand, trio.current_time())
-        if isinstance(decision, Waiting):
-            asking = self._asking.setdefault(request.actor_id, _Asking())
-            self._hand_out()
-            return self._place_later(member, request.actor_id, asking)
-        self._hand_out()
-        return self._placed(member, decision)
-
-    async def _place_later(self, member: _Member, actor_id: str, asking: _Asking) -> Placed:
-        asking.num_waiting += 1
-        try:
-            await asking.decided.wait()
-        finally:
-            asking.num_waiting -= 1
-            if not asking.num_waiting and self._asking.get(actor_id) is asking:
-                del self._asking[actor_id]
-        assert asking.decision is not None
-        return self._placed(member, asking.decision)
-
-    def _placed(self, member: _Member, decision: Granted | Refused) -> Placed:
-        if isinstance(decision, Refused):
-            raise ResourceError(decision.reason)
-        lease = decision.lease
-        return Placed(sign_lease(self._node_secret, lease), self._ticket(member, lease.node_id))
-
-    def _hand_out(self) -> None:
-        """Tell those whose turn it is."""
-        for decision in self._core.take_grants(trio.current_time()):
-            self._decide(decision.lease.actor_id, decision)
-
-    def _decide(self, actor_id: str, decision: Granted | Refused) -> None:
-        if (asking := self._asking.pop(actor_id, None)) is not None:
-            asking.decision = decision
-            asking.decided.set()
-
-    def _withdraw(self, actor_id: str) -> None:
-        self._core.withdraw(actor_id)
-        self._decide(actor_id, Refused("it was withdrawn"))
-        self._hand_out()
-
-    # --- ways to nodes --------------------------------------------------------------------------------------
-
-    def _ticket(self, member: _Member, node_id: str) -> NodeTicket:
-        info = self._core.node_info(node_id)
-        if info is None:
-            raise ResourceError(f"node {node_id} is not in the cluster")
-        if not self._secrets:
-            return NodeTicket(info, b"", b"")
-        ticket = encode_ticket(Ticket(member.driver_id, node_id, self._cluster_time() + TICKET_LIFE_S, os.urandom(16)))
-        return NodeTicket(info, ticket, ticket_key(self._node_secret, ticket))
 
     def _open_relay(self, node_id: str, *, may_stall: bool) -> RelayOpened:
         node = self._nodes.get(node_id)
@@ -392,12 +370,13 @@ class Master:
         info = self._core.node_info(member.node_id)
         return info.name if info is not None else member.node_id
 
-    @property
-    def _node_secret(self) -> bytes:
-        return self._secrets["node"] if self._secrets else b""
+    def _pass_of(self, member: _Member) -> ActorPass | None:
+        """By which an actor came, which has proved it."""
+        read = None if self._secrets is None else read_pass(member.key_id, self._secrets["node"])
+        return None if read is None else read[0]
 
     def _check_role(self, member: _Member, role: str) -> None:
-        if self._secrets is not None and member.key_id != role:
+        if self._secrets is not None and member.key_id != role and (role != "driver" or not self._pass_of(member)):
             raise AuthenticationError(f"this takes the secret of a {role}; the peer has that of a {member.key_id}")
 
     def _beat_interval_s(self) -> float:

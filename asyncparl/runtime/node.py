@@ -26,6 +26,9 @@ from asyncparl.protocol.control import (
     Answer,
     DialRelay,
     EndActor,
+    FollowActor,
+    Following,
+    Job,
     JobOpened,
     LeaseEnded,
     LeaseStarted,
@@ -45,16 +48,21 @@ from asyncparl.protocol.control import (
     StopActor,
     WatchNode,
 )
+from asyncparl.protocol.figures import ReadDeath, ReadFigures, WorkerFigures
 from asyncparl.protocol.parties import NodeInfo, id_fault
 from asyncparl.protocol.resources import Lease
-from asyncparl.protocol.tickets import Ticket, read_lease, read_ticket
-from asyncparl.runtime.accepting import visitors
+from asyncparl.protocol.tickets import ActorPass, Ticket, issue_pass, read_lease, read_ticket
+from asyncparl.runtime.accepting import may_control, take_in_all
 from asyncparl.runtime.code.store import CodeStore
 from asyncparl.runtime.jobs import OpenedJob
 from asyncparl.runtime.joining import NodeAtMaster
+from asyncparl.runtime.journal import Journal
 from asyncparl.runtime.log import Log, Silence
 from asyncparl.runtime.logs import LogStore
+from asyncparl.runtime.node_figures import NodeLookout
 from asyncparl.runtime.serving import EventStream, Peer, RequestServer
+from asyncparl.runtime.stopping import DRAIN_GRACE_S, KILL_LIMIT_S, LINK_LOST_GRACE_S
+from asyncparl.runtime.worker_pass import WorkerPass
 from asyncparl.runtime.workers import WorkerSpec
 from asyncparl.transport import Admission, Listener, Visitor
 from asyncparl.transport.base import Channel
@@ -62,9 +70,6 @@ from asyncparl.transport.base import Channel
 MAX_CODE_BYTES = 2 << 30
 """What the packages of all programs may take on a node's disk."""
 
-_LINK_LOST_GRACE_S = 0.5
-_DRAIN_GRACE_S = 2.0
-_DRAIN_LIMIT_S = 10.0
 _MAX_EVENTS = 10_000
 """Output that a driver has not taken yet. Beyond it lines are dropped, and counted; deaths never are."""
 
@@ -76,6 +81,8 @@ class NodeConfig:
     info: NodeInfo
     directory: str
     """Only its user may enter it: the socket files of workers are there."""
+    master_address: str = ""
+    """For actors that use other actors."""
     secret: bytes = b""
     """Empty in a private cluster: whoever can reach its socket files is let in."""
     gpus: Sequence[str] = ()
@@ -96,9 +103,11 @@ class Workers(Protocol):
     ) -> ActorStarted: ...
     def owner_of(self, actor_id: str) -> int | None: ...
     def hand_over(self, actor_id: str, connection: socket.socket, admission: Admission) -> bool: ...
-    async def stop(self, actor_id: str, grace_s: float) -> None: ...
+    async def stop(self, actor_id: str, grace_s: float, *, is_final: bool = False) -> None: ...
     async def stop_owned_by(self, owner: int, grace_s: float) -> None: ...
-    async def stop_all(self, grace_s: float, reason: str) -> None: ...
+    async def stop_all(self, grace_s: float, reason: str, *, is_final: bool = False) -> None: ...
+    def pids(self) -> dict[str, int]: ...
+    async def figures(self) -> dict[str, WorkerFigures]: ...
 
 
 class _Driver(Peer):
@@ -111,9 +120,30 @@ class _Driver(Peer):
         self.job: OpenedJob | None = None
         self.events = EventStream()
         self._num_dropped = 0
+        self._actors: set[str] = set()
+        self._idle = trio.Event()
+        self.is_gone = False
+
+    def actor_started(self, actor_id: str) -> None:
+        """One more that runs for it."""
+        self._actors.add(actor_id)
+
+    def actor_ended(self, actor_id: str) -> None:
+        """One less."""
+        self._actors.discard(actor_id)
+        if not self._actors:
+            self._idle.set()
+            self._idle = trio.Event()
+
+    async def wait_idle(self) -> None:
+        """Until nothing runs for it."""
+        while self._actors:
+            await self._idle.wait()
 
     def tell(self, event: NodeEvent) -> None:
         """Send it, now or when there is credit."""
+        if self.is_gone:
+            return
         if isinstance(event, ActorOutput):
             if self.events.num_waiting >= _MAX_EVENTS:
                 self._num_dropped += len(event.lines)
@@ -141,7 +171,11 @@ class Node:
         self._workers = workers
         self._nursery = nursery
         self._leases: dict[str, Lease] = {}
+        self._log = Journal(config.log)
+        self._lookout = NodeLookout(workers, self._leases, config.gpus, self._log)
         self._drivers: set[_Driver] = set()
+        self._followers: dict[str, set[_Driver]] = {}
+        """Who wants to hear how an actor ends, beside its owner."""
         self._num_drivers = 0
         self._is_draining = False
         self.master = NodeAtMaster(config.info, self._running_leases, self._follow_order, dial_master, nursery)
@@ -160,19 +194,22 @@ class Node:
             AuthenticationError, ResourceError, OSError: the master cannot be joined.
         """
         for listener in listeners:
-            self._nursery.start_soon(self._accept, listener)
+            self._nursery.start_soon(take_in_all, listener, self._take_in)
         self._nursery.start_soon(self._tell_alive)
         await self.master.run(once_within_s=join_within_s)
 
-    async def drain(self, why: str) -> None:
-        """Take no more actors, end those that are here, tell the master, and set `over`."""
+    async def drain(self, why: str, *, is_final: bool = False) -> None:
+        """Take no more actors, end those that are here, tell the master, and set `over`.
+
+        Final: nor are they to be started again elsewhere.
+        """
         if self._is_draining:
             await self.over.wait()
             return
         self._is_draining = True
         self.master.tell(LeaveNode(is_over=False))
-        with trio.move_on_after(_DRAIN_LIMIT_S):
-            await self._workers.stop_all(_DRAIN_GRACE_S, why)
+        with trio.move_on_after(DRAIN_GRACE_S + KILL_LIMIT_S):
+            await self._workers.stop_all(DRAIN_GRACE_S, why, is_final=is_final)
         await self.master.leave()
         self.over.set()
 
@@ -183,28 +220,20 @@ class Node:
 
     # --- who comes ------------------------------------------------------------------------------------------
 
-    async def _accept(self, listener: Listener) -> None:
-        async for visitor in visitors(listener):
-            try:
-                self._take_in(visitor)
-            except OSError:
-                pass  # it has gone already, or there is no descriptor for it: it will dial again
-
     def _take_in(self, visitor: Visitor) -> None:
         if visitor.route.startswith(ACTOR_ROUTE):
             self._pass_on(visitor, visitor.route.removeprefix(ACTOR_ROUTE))
-        elif visitor.route:
-            visitor.refuse(f"a node has nothing at {visitor.route!r}")
-        elif visitor.peer_host and not visitor.encrypted:
-            visitor.refuse("control links between machines must be encrypted")
-        else:
-            self._nursery.start_soon(self._serve_driver, visitor)
+        elif may_control(visitor, "node"):
+            ticket = self._ticket(visitor)
+            self._num_drivers += 1
+            driver_id = "" if ticket is None else ticket.driver_id
+            driver = _Driver(self._num_drivers, driver_id, visitor.key_id, visitor.peer_host)
+            self._nursery.start_soon(self._serve, driver, visitor.open())
 
     def _pass_on(self, visitor: Visitor, actor_id: str) -> None:
-        lease = self._leases.get(actor_id)
-        ticket = self._ticket(visitor)
-        if lease is None or (ticket is not None and ticket.driver_id != lease.driver_id):
-            visitor.refuse("that actor has ended, or is not yours")
+        # Whoever may come here and knows its id, which nobody can guess, was given a reference to it.
+        if actor_id not in self._leases:
+            visitor.refuse("that actor has ended")
             return
         self._workers.hand_over(actor_id, *visitor.hand_over())
 
@@ -214,22 +243,18 @@ class Node:
         read = read_ticket(visitor.key_id, self._config.info.node_id, now, self._config.secret)
         return None if read is None else read[0]
 
-    async def _serve_driver(self, visitor: Visitor) -> None:
-        ticket = self._ticket(visitor)
-        self._num_drivers += 1
-        driver_id = "" if ticket is None else ticket.driver_id
-        driver = _Driver(self._num_drivers, driver_id, visitor.key_id, visitor.peer_host)
-        try:
-            channel = visitor.open()
-        except OSError:
-            return
+    async def _serve(self, driver: _Driver, channel: Channel) -> None:
         self._drivers.add(driver)
         try:
             await self._server.serve(channel, driver)
         finally:
             self._drivers.discard(driver)
-        self._config.log.info("program disconnected", program=driver.driver_id)
-        await self._workers.stop_owned_by(driver.number, _LINK_LOST_GRACE_S)
+            driver.is_gone = True
+        self._log.info("program disconnected", program=driver.driver_id)
+        for followers in self._followers.values():
+            followers.discard(driver)
+        await self._workers.stop_owned_by(driver.number, LINK_LOST_GRACE_S)
+        await driver.wait_idle()  # detached actors go on, in the folder of the job
         if driver.job is not None:
             await driver.job.close()
 
@@ -238,31 +263,40 @@ class Node:
     async def _answer(self, driver: _Driver, request: Any) -> Answer | None:
         match request:
             case OpenJob(job):
-                if driver.job is not None:
-                    raise ProtocolError("a second OpenJob")
-                driver.job = OpenedJob(job, self._config.store, self._config.directory)
-                return JobOpened(driver.job.needs_code)
+                return self._open_job(driver, job)
             case PutCode():
                 await self._job(driver).put(request)
                 if request.is_last:
                     await self._trim_store()
             case StartActor():
                 return await self._start(driver, request)
+            case FollowActor(actor_id):
+                return self._follow(driver, actor_id)
             case StopActor(actor_id, grace_s):
                 if self._workers.owner_of(actor_id) in (driver.number, None):
                     await self._workers.stop(actor_id, grace_s)
             case ShutDown(grace_s):
-                await self._workers.stop_owned_by(driver.number, grace_s)
-                if not self._config.secret:
-                    self.over.set()
+                await self._shut_down(driver, grace_s)
             case ListLogs():
                 return LogList(self._logs().infos())
+            case ReadFigures(after):
+                return await self._lookout.read(after)
+            case ReadDeath(actor_id):
+                return self._lookout.death(actor_id)
             case _:
                 raise ProtocolError(f"{type(request).__name__} is nothing to ask of a node")
         return None
 
+    async def _shut_down(self, driver: _Driver, grace_s: float) -> None:
+        if self._config.secret:
+            await self._workers.stop_owned_by(driver.number, grace_s)
+        else:  # the cluster is the program's own: detached actors end with it
+            await self._workers.stop_all(grace_s, "its cluster has ended", is_final=True)
+            self.over.set()
+
     async def _start(self, driver: _Driver, request: StartActor) -> ActorStarted:
-        lease = read_lease(self._config.secret, request.lease, self._config.info.node_id)
+        now = self.master.cluster_time()
+        lease = read_lease(self._config.secret, request.lease, self._config.info.node_id, now)
         if (fault := id_fault("an actor", lease.actor_id)) is not None:
             raise ProtocolError(fault)
         if lease.actor_id != request.actor_id or (driver.driver_id and lease.driver_id != driver.driver_id):
@@ -281,15 +315,44 @@ class Node:
             setup,
             lease.demand.cpus,
             {"CUDA_VISIBLE_DEVICES": ",".join(self._config.gpus[number] for number in lease.gpu_ids)},
+            self._worker_pass(lease, job),
+            is_detached=lease.title.is_detached,
+            memory_bytes=lease.demand.memory_bytes,
+            num_restarts=lease.title.num_restarts,
         )
         self._enter(lease, request.name)
+        driver.actor_started(lease.actor_id)
         try:
             return await self._workers.start(
                 spec, lambda output: self._wrote(driver, output), lambda report: self._exited(driver, report)
             )
         except (OSError, ValueError) as error:
             self._forget(lease.actor_id)
+            driver.actor_ended(lease.actor_id)
             raise ResourceError(f"{request.name} cannot be started: {error}") from error
+
+    def _worker_pass(self, lease: Lease, job: OpenedJob) -> WorkerPass:
+        program_id = lease.title.program_id
+        key_id, key = "", b""
+        if self._config.secret:
+            key_id, key = issue_pass(self._config.secret, ActorPass(lease.actor_id, program_id))
+        title = lease.title
+        return WorkerPass(
+            self._config.master_address, key_id, key, program_id, title.class_path, job.job, title.num_restarts
+        )
+
+    def _open_job(self, driver: _Driver, job: Job) -> JobOpened:
+        if driver.job is not None and not driver.job.needs_code:
+            raise ProtocolError("a second OpenJob")
+        driver.job = OpenedJob(job, self._config.store, self._config.directory)
+        return JobOpened(driver.job.needs_code)
+
+    def _follow(self, driver: _Driver, actor_id: str) -> Following:
+        lease = self._leases.get(actor_id)
+        if lease is None:
+            raise ResourceError("it has ended")
+        self._followers.setdefault(actor_id, set()).add(driver)
+        return Following(lease.title.num_restarts)
 
     async def _trim_store(self) -> None:
         in_use = {driver.job.code for driver in self._drivers if driver.job is not None}
@@ -315,7 +378,7 @@ class Node:
 
     def _logs(self) -> LogStore:
         if self._config.logs is None:
-            raise ResourceError("a private cluster keeps no logs")
+            raise ResourceError("a private cluster keeps no logs, unless it has a monitor from its start")
         return self._config.logs
 
     # --- what becomes of actors -----------------------------------------------------------------------------
@@ -323,13 +386,14 @@ class Node:
     def _enter(self, lease: Lease, name: str) -> None:
         if self._config.logs is not None:
             self._config.logs.open(lease.actor_id, name)
-        self._config.log.info("actor starts", actor=name, id=lease.actor_id)
+        self._log.info("actor starts", actor=name, id=lease.actor_id, restarts=lease.title.num_restarts)
+        self._lookout.begins(lease.actor_id)
         self._leases[lease.actor_id] = lease
         self.master.tell(LeaseStarted(lease))
 
     def _forget(self, actor_id: str) -> None:
-        if self._leases.pop(actor_id, None) is not None:
-            self.master.tell(LeaseEnded(actor_id))
+        if (lease := self._leases.pop(actor_id, None)) is not None:
+            self.master.tell(LeaseEnded(actor_id, lease.title.num_restarts))
         if self._config.logs is not None:
             self._config.logs.end(actor_id)
 
@@ -339,9 +403,22 @@ class Node:
         driver.tell(output)
 
     def _exited(self, driver: _Driver, report: ActorExited) -> None:
-        self._config.log.info("actor ended", id=report.actor_id, reason=report.reason)
+        lease = self._leases.get(report.actor_id)
+        self._log.info(
+            "actor ended",
+            actor=report.actor_id if lease is None else lease.actor_name,
+            id=report.actor_id,
+            reason=report.reason,
+            exit_code=report.exit_code,
+            signal=report.signal,
+            was_asked=report.was_asked,
+        )
+        self._lookout.ended(report)
         self._forget(report.actor_id)
         driver.tell(report)
+        driver.actor_ended(report.actor_id)
+        for follower in self._followers.pop(report.actor_id, set()):
+            follower.tell(report)
 
     def _running_leases(self) -> list[Lease]:
         return list(self._leases.values())
@@ -357,10 +434,10 @@ class Node:
 
     async def _follow_order(self, order: Order) -> None:
         match order:
-            case EndActor(actor_id):
-                await self._workers.stop(actor_id, 0.0)
+            case EndActor(actor_id, is_final):
+                await self._workers.stop(actor_id, 0.0, is_final=is_final)
             case Leave():
-                await self.drain("the cluster was stopped")
+                await self.drain("the cluster was stopped", is_final=True)
             case DialRelay(route) if self._config.dial_back is not None:
                 try:
                     await self._config.dial_back(route)

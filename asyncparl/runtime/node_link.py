@@ -18,7 +18,6 @@ from asyncparl.protocol.control import (
     ActorExited,
     ActorOutput,
     ActorStarted,
-    JobOpened,
     NodeAlive,
     NodeRequest,
     OpenJob,
@@ -53,6 +52,8 @@ class NodeLink:
         self._program = program
         self._on_event = on_event
         self._link = Link(LinkCore(name="driver", pid=os.getpid()))
+        self._job_wanted = trio.Event()
+        self._reached = trio.Event()
         self._ready = trio.Event()
         self._failure: Exception | None = None
         self._why_lost = ""
@@ -66,8 +67,8 @@ class NodeLink:
         except (OSError, AsyncparlError) as error:
             self.was_reached = False
             self._failure = ResourceError(f"{self.name} cannot be reached: {error}")
-            self._ready.set()
             return self._lost(str(error))
+        self._reached.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._open_job)
             nursery.start_soon(self._follow)
@@ -76,13 +77,25 @@ class NodeLink:
             nursery.cancel_scope.cancel()
         return self._why_lost
 
+    async def wait_reached(self) -> None:
+        """Until the node can be asked for something.
+
+        Raises:
+            ResourceError: it cannot be reached.
+        """
+        await self._reached.wait()
+        if self._link.is_lost:
+            assert self._failure is not None
+            raise self._failure
+
     async def wait_ready(self) -> None:
-        """Until actors can be started here.
+        """Until actors can be started here. The first who waits has the program told to the node.
 
         Raises:
             ResourceError: the node cannot be reached, or refuses this program.
             ValueError: the program cannot be packed.
         """
+        self._job_wanted.set()
         await self._ready.wait()
         if self._failure is not None:
             raise self._failure
@@ -97,9 +110,12 @@ class NodeLink:
             raise ResourceError(f"the node of this actor is gone: {self._why_lost}")
         return await ask(self._link, request)
 
-    async def dial_worker(self, actor_id: str, started: ActorStarted, *, encrypt: bool) -> Channel:
-        """A connection to a worker of this node. Raises as `WayToNode.dial`."""
-        if self.way.is_local:
+    async def dial_worker(self, actor_id: str, started: ActorStarted | None, *, encrypt: bool) -> Channel:
+        """A connection to a worker of this node. Raises as `WayToNode.dial`.
+
+        Who did not start it does not know its socket file, which may not even be there yet: the node passes it on.
+        """
+        if self.way.is_local and started is not None:
             return await dial(started.address, max_message_bytes=MAX_MESSAGE_BYTES)
         return await self.way.dial(ACTOR_ROUTE + actor_id, encrypt=encrypt)
 
@@ -118,19 +134,18 @@ class NodeLink:
         self._why_lost = why
         self._link.lose(lambda _: ResourceError(f"{self.name} is gone: {why}"))
         self._failure = self._failure or ResourceError(f"{self.name} is gone: {why}")
+        self._reached.set()
         self._ready.set()
         return why
 
     async def _open_job(self) -> None:
+        await self._job_wanted.wait()
         try:
             if (fault := version_fault(our_versions(), self.way.versions)) is not None:
                 raise ResourceError(f"{self.name} cannot run this program: {fault}")
-            if self.way.is_local:
-                await ask(self._link, OpenJob(self._program.local_job()))
-            else:
+            if not self.way.is_local or (await ask(self._link, OpenJob(self._program.local_job()))).needs_code:
                 job, package = await self._program.shipped_job()
-                opened = await ask(self._link, OpenJob(job))
-                if isinstance(opened, JobOpened) and opened.needs_code:
+                if (await ask(self._link, OpenJob(job))).needs_code:
                     await self._send_code(package)
         except (AsyncparlError, ValueError, OSError) as error:
             self._failure = error

@@ -29,6 +29,7 @@ class PrivateSetup(msgspec.Struct, frozen=True):
     directory: str
     cpus: float | None
     job: Job
+    keeps_logs: bool = False
 
 
 class PrivateCluster:
@@ -39,7 +40,7 @@ class PrivateCluster:
         self._directory = directory
 
     @classmethod
-    def start(cls, job: Job, *, cpus: float | None) -> PrivateCluster:
+    def start(cls, job: Job, *, cpus: float | None, keeps_logs: bool = False) -> PrivateCluster:
         """Start it; `wait_ready` says whether it came up.
 
         Raises:
@@ -51,7 +52,7 @@ class PrivateCluster:
         directory = ""
         try:
             directory = tempfile.mkdtemp(prefix="asyncparl-")  # mode 0700: the sockets are ours alone
-            return cls(_start_process(PrivateSetup(directory, cpus, job)), directory)
+            return cls(_start_process(PrivateSetup(directory, cpus, job, keeps_logs)), directory)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise ResourceError(f"a cluster cannot be started on this machine: {error}") from error
@@ -70,6 +71,7 @@ class PrivateCluster:
                     line += chunk
                     if line.endswith(b"\n"):
                         return line.decode().strip()
+                await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         raise ResourceError(
             f"the node process did not start within {_START_LIMIT_S:g} s"
             if self._process.poll() is None
@@ -95,7 +97,7 @@ class PrivateCluster:
 
 def _start_process(setup: PrivateSetup) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN],
+        [sys.executable, "-P", "-c", _RUN, setup.directory],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # Ctrl-C at a terminal reaches its whole process group; the cluster is ended by us, in order.

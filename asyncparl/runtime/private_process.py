@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import trio
@@ -19,13 +20,15 @@ import trio
 from asyncparl.ids import new_node_id
 from asyncparl.machine import allow_many_files, host_identity, usable_memory_bytes, visible_gpus
 from asyncparl.protocol.parties import NodeInfo
-from asyncparl.protocol.resources import Capacity
+from asyncparl.protocol.resources import MAX_BYTES, Capacity
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES
+from asyncparl.runtime.logs import LogStore
 from asyncparl.runtime.master import Master
 from asyncparl.runtime.node import Node, NodeConfig
 from asyncparl.runtime.private import PrivateSetup
 from asyncparl.runtime.versions import our_versions
-from asyncparl.runtime.workers import WorkerPool, ZygoteKind
+from asyncparl.runtime.workers import WorkerPool
+from asyncparl.runtime.zygote_client import ZygoteKind
 from asyncparl.transport import dial, listen
 
 _LAST_ANSWER_S = 2.0
@@ -37,7 +40,7 @@ async def _run(setup: PrivateSetup) -> None:
     info = NodeInfo(
         node_id=new_node_id(),
         name="this machine",
-        capacity=Capacity(math.inf if setup.cpus is None else setup.cpus, len(gpus), usable_memory_bytes(), {}),
+        capacity=_capacity(setup.cpus, len(gpus)),
         addresses=[node_address],
         host=host_identity(),
         versions=our_versions(),
@@ -56,7 +59,13 @@ async def _run(setup: PrivateSetup) -> None:
                 listen(node_address, max_message_bytes=MAX_MESSAGE_BYTES) as node_listener,
             ):
                 nursery.start_soon(master.run, [for_driver, for_node])
-                config = NodeConfig(info=info, directory=setup.directory, gpus=gpus)
+                config = NodeConfig(
+                    info=info,
+                    directory=setup.directory,
+                    master_address=master_address,
+                    gpus=gpus,
+                    logs=LogStore(Path(setup.directory)) if setup.keeps_logs else None,
+                )
                 node = Node(config, pool, partial(dial, "memory://master"), nursery)
                 nursery.start_soon(node.run, [node_listener])
                 await node.master.joined.wait()
@@ -70,6 +79,13 @@ async def _run(setup: PrivateSetup) -> None:
             pool.close()
 
 
+def _capacity(cpus: float | None, num_gpus: int) -> Capacity:
+    """Without a number of CPUs nobody waits for them, nor for memory: `max_memory` is then a limit only."""
+    if cpus is None:
+        return Capacity(math.inf, num_gpus, MAX_BYTES)
+    return Capacity(cpus, num_gpus, usable_memory_bytes())
+
+
 async def _until_eof(scope: trio.CancelScope) -> None:
     """The program is gone when our standard input ends; so are we."""
     async with trio.lowlevel.FdStream(os.dup(0)) as stdin:
@@ -79,11 +95,11 @@ async def _until_eof(scope: trio.CancelScope) -> None:
 
 
 def main() -> None:
-    """Run a private cluster."""
+    """Run a private cluster. Its folder is the first argument, so that it is removed whatever becomes of the rest."""
     allow_many_files()
-    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=PrivateSetup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        trio.run(_run, setup)
+        if line := sys.stdin.buffer.readline():  # else the program has died meanwhile
+            trio.run(_run, msgspec.json.decode(line, type=PrivateSetup))
     finally:
-        shutil.rmtree(setup.directory, ignore_errors=True)
+        shutil.rmtree(sys.argv[1], ignore_errors=True)

@@ -20,9 +20,22 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 class Program:
     """This program."""
 
-    def __init__(self, *, preload: Sequence[str] | None, start_method: str | None, files: Sequence[str] = ()) -> None:
-        answer_to_alias()
-        self._main_path, self._main_module = describe_main()
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] | None,
+        start_method: str | None,
+        files: Sequence[str] = (),
+        encrypt: bool = False,
+        main: tuple[str | None, str | None] | None = None,
+        job: Job | None = None,
+    ) -> None:
+        """`job`: in a worker, how its node knows the program, whose main script is `main` here."""
+        if main is None:
+            answer_to_alias()
+        self._main_path, self._main_module = main or describe_main()
+        self._job = job
+        self._encrypt = encrypt
         if preload is None:
             preload = [name for name in PRELOADABLE if name in sys.modules]
         self._preload = list(preload)
@@ -32,6 +45,11 @@ class Program:
         self._package: Package | None = None
         self._packing = trio.Lock()
 
+    @classmethod
+    def of_worker(cls, job: Job, main: tuple[str | None, str | None]) -> Program:
+        """The program that an actor belongs to, for the actors that it starts."""
+        return cls(preload=job.preload, start_method=job.start_method, encrypt=job.encrypt, main=main, job=job)
+
     @property
     def main_is_nowhere(self) -> bool:
         """`__main__` is a notebook or `python -c`: workers cannot import it."""
@@ -39,6 +57,8 @@ class Program:
 
     def local_job(self) -> Job:
         """For nodes that share our files."""
+        if self._job is not None:
+            return self._job
         return Job(
             sys_path=[os.path.abspath(entry) for entry in sys.path],
             argv=sys.argv,
@@ -47,6 +67,7 @@ class Program:
             preload=self._preload,
             start_method=self._start_method,
             cwd=os.getcwd(),
+            encrypt=self._encrypt,
         )
 
     async def shipped_job(self) -> tuple[Job, Package]:
@@ -66,6 +87,7 @@ class Program:
             preload=self._preload,
             start_method=self._start_method,
             code=self._package.digest,
+            encrypt=self._encrypt,
         )
         return job, self._package
 

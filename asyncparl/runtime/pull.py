@@ -13,19 +13,18 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
 
-from asyncparl.errors import ActorDied, CallCancelled, CallFate, SerializationError
+from asyncparl.errors import ActorDied, CallCancelled, CallFate
 from asyncparl.protocol.link import LinkCore, LinkState
 from asyncparl.protocol.messages import CallKind
-from asyncparl.protocol.values import NOTHING, encode_value
-from asyncparl.runtime.accepting import visitors
+from asyncparl.runtime.accepting import take_in_all
 from asyncparl.runtime.addresses import parse_host_and_port
 from asyncparl.runtime.blocks import background_tasks
-from asyncparl.runtime.call import Call, failed_call, make_call
 from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.handle import LinkedHandle
 from asyncparl.runtime.host import ActorHost
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.remote import Proxy
@@ -39,15 +38,22 @@ _PAUSE_S = 0.5
 _SAY_AFTER_S = 3.0
 
 
-class OfferedHandle:
+class OfferedHandle(LinkedHandle):
     """An object that somebody offered, as the manager's program holds it."""
 
     def __init__(self, name: str, host: str) -> None:
-        self.name = name
+        super().__init__(name, callee=None, process_id="")
         self._host = host
-        self._link = Link(LinkCore(name="manager", pid=os.getpid()))
         self._gone = trio.Event()
         self._why = ""
+
+    def reference(self) -> NoReturn:
+        """Only the manager's program is joined to it."""
+        raise TypeError(f"{self.name} was offered to this program: it cannot be sent to another one")
+
+    def identity(self) -> tuple[str, int]:
+        """There is one handle of it."""
+        return "", id(self)
 
     async def serve(self, channel: Channel) -> None:
         """Until the object is gone."""
@@ -59,17 +65,6 @@ class OfferedHandle:
             self._why = self._why or "its manager has ended"
             self._link.lose(self._why_dead)
             self._gone.set()
-
-    def call(self, kind: int, target: str, argument: object = None, *, credit: int = 0) -> Call[Any]:
-        """Make a call. Whatever goes wrong is raised where it is awaited."""
-        name = f"{self.name}.{target}"
-        if self._link.is_lost:
-            return failed_call(name, self._why_dead(CallFate.NEVER_STARTED))
-        try:
-            value = NOTHING if argument is None else encode_value(argument)
-        except SerializationError as error:
-            return failed_call(name, error)
-        return make_call(self._link, name, kind, target, value, credit=credit)
 
     @property
     def state(self) -> str:
@@ -183,13 +178,7 @@ async def RemoteManager(address: str, *, secret_file: str | None = None) -> Asyn
         keys["driver"] = create_secrets(port)["driver"] if secret_file is None else _secret(port, secret_file)
         async with background_tasks() as tasks:
             manager = Manager(listener.address.removeprefix("tcp://"), tasks)
-
-            async def accept() -> None:
-                async for visitor in visitors(listener):
-                    with contextlib.suppress(OSError):  # it has gone already
-                        manager._take_in(visitor)
-
-            tasks.start_soon(accept)
+            tasks.start_soon(take_in_all, listener, manager._take_in)
             try:
                 yield manager
             finally:

@@ -18,7 +18,7 @@ import trio
 
 from asyncparl.runtime.state import without_secrets
 from asyncparl.transport import Visitor
-from asyncparl.transport.sockets import tune
+from asyncparl.transport.sockets import stream_of, tune
 
 RELAY_ROUTE = "relay/"
 PAIRING_LIMIT_S = 10.0
@@ -95,7 +95,7 @@ class Relays:
         self._control.setblocking(False)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", _RUN, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _RUN, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 pass_fds=[theirs.fileno()],
@@ -131,20 +131,12 @@ async def _serve(control: socket.socket) -> None:
             packet, fds, _, _ = socket.recv_fds(control, 16, 2)
             if not packet:
                 return  # the master has gone; those who are joined here need not know
-            streams = [_stream(socket.socket(fileno=fd)) for fd in fds]
+            streams = [stream_of(socket.socket(fileno=fd)) for fd in fds]
             if len(streams) == 2:
                 nursery.start_soon(_relay, streams[0], streams[1])
             else:  # too many files are open here: the kernel dropped some
                 for stream in streams:
                     stream.socket.close()
-
-
-def _stream(connection: socket.socket) -> trio.SocketStream:
-    limits = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-    stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-    # Trio sets it low, for whoever wants to change what he says until the last moment. We only copy.
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limits)
-    return stream
 
 
 async def _relay(one: trio.SocketStream, other: trio.SocketStream) -> None:

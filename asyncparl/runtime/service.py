@@ -30,11 +30,12 @@ from asyncparl.runtime.code.store import CodeStore
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES
 from asyncparl.runtime.log import Log, Silence
 from asyncparl.runtime.logs import LogStore
-from asyncparl.runtime.master import Master
+from asyncparl.runtime.master import Master, key_of
 from asyncparl.runtime.node import MAX_CODE_BYTES, Node, NodeConfig
 from asyncparl.runtime.state import create_secrets, find_secret, state_folder
 from asyncparl.runtime.versions import our_versions
-from asyncparl.runtime.workers import WorkerPool, ZygoteKind
+from asyncparl.runtime.workers import WorkerPool
+from asyncparl.runtime.zygote_client import ZygoteKind
 from asyncparl.transport import Channel, Credentials, Listener, dial, listen, open_tunnel
 from asyncparl.transport.addresses import TcpAddress, parse_dialable
 
@@ -69,7 +70,7 @@ async def serve_master(
     """
     importlib.import_module(_CERTIFICATE)
     secrets: dict[str, bytes] = {}
-    with _listen(str(address), secrets.get, MAX_CONTROL_BYTES) as listener:
+    with _listen(str(address), partial(key_of, secrets), MAX_CONTROL_BYTES) as listener:
         port = int(listener.address.rpartition(":")[2])
         secrets |= {str(role): secret for role, secret in create_secrets(port).items()}
         async with trio.open_nursery() as nursery:
@@ -146,6 +147,7 @@ async def serve_node(
         config = NodeConfig(
             info=info,
             directory=directory,
+            master_address=str(master),
             secret=secret,
             gpus=gpus,
             preload=preload,

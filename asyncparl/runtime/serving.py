@@ -130,6 +130,9 @@ class RequestServer:
 
     # --- told by the links ----------------------------------------------------------------------------------
 
+    def link_opened(self, link: Link) -> None:
+        """The peer has said who it is; what it may do was decided before."""
+
     def call_arrived(self, link: Link, arrived: CallArrived) -> None:
         """Something is asked."""
         if arrived.call.kind != CallKind.CONTROL:

@@ -1,4 +1,4 @@
-"""A program's connection to a cluster: `async with asyncparl.connect() as cluster`.
+"""What stands behind `async with asyncparl.connect()`: a program's part in a cluster.
 
 The session owns everything that its block starts: the processes of a private cluster, the links to the master and to
 the nodes, an `ActorHandle` per actor, and the tasks that serve them. Leaving the block, however it is left, ends them
@@ -12,14 +12,14 @@ import contextvars
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import trio
 
 from asyncparl.errors import AsyncparlError, NotConnectedError, ResourceError
 from asyncparl.ids import new_actor_id, new_driver_id, new_token
-from asyncparl.machine import allow_many_files
 from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.protocol.control import (
     ActorExited,
@@ -27,6 +27,7 @@ from asyncparl.protocol.control import (
     AskPlace,
     DescribeCluster,
     ExplainWait,
+    FindNamed,
     JoinDriver,
     LeaveDriver,
     NodeTicket,
@@ -34,26 +35,30 @@ from asyncparl.protocol.control import (
     ShutDown,
     WithdrawActor,
 )
-from asyncparl.protocol.resources import Demand
+from asyncparl.protocol.figures import PutReport
+from asyncparl.protocol.resources import ActorTitle
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.actor import ActorHandle
-from asyncparl.runtime.addresses import parse_host_and_port
 from asyncparl.runtime.blocks import background_tasks
+from asyncparl.runtime.event_loop import EventLoop
+from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.handle import Handle
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
-from asyncparl.runtime.main_module import stop_if_loading
 from asyncparl.runtime.master_link import MasterLink, MasterLost, ask
 from asyncparl.runtime.node_link import NodeLink
-from asyncparl.runtime.private import PrivateCluster
+from asyncparl.runtime.objects import Objects
+from asyncparl.runtime.options import ActorOptions
 from asyncparl.runtime.program import Program
-from asyncparl.runtime.state import find_secret
+from asyncparl.runtime.reach import Reach
+from asyncparl.runtime.references import Reference, class_path_of
+from asyncparl.runtime.stopping import SESSION_GRACE_S, SESSION_LIMIT_S
+from asyncparl.runtime.supervisor import LoneSupervisor, Supervisor
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
 from asyncparl.transport import Credentials, dial
 from asyncparl.transport.base import Channel
 
 _JOIN_LIMIT_S = 15.0
-_STOP_GRACE_S = 1.0
-_STOP_LIMIT_S = 10.0
 _EXPLAIN_AFTER_S = 3.0
 _REACH_LIMIT_S = 15.0
 _ASK_AGAIN_S = 0.5
@@ -63,32 +68,63 @@ _PLACE_LASTS_S = 20.0
 _session: contextvars.ContextVar[Session] = contextvars.ContextVar("asyncparl_session")
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which process a session is of: a program, or the actor of a program."""
+
+    process_id: str
+    name: str
+    """For people who look at the cluster."""
+    program_id: str
+    """The program at the root; a program itself is its own."""
+    own_reference: Reference | None = None
+    """Of the actor, if it is one."""
+
+
 class Session:
-    """What stands behind one `connect()` block."""
+    """What stands behind one `connect()` block, and behind an actor that uses others.
+
+    Everything but `create_actor`, `expose`, `handle_of` and `start_soon` is for the thread of the event loop.
+    """
 
     def __init__(
         self,
         nursery: trio.Nursery,
         program: Program,
+        identity: Identity,
         master_address: str,
         credentials: Credentials | None,
         *,
+        objects: Objects,
+        executor: Executor | None = None,
         encrypt: bool,
     ) -> None:
-        self._nursery = nursery
+        self.nursery = nursery
+        self.objects = objects
+        self.process_id = identity.process_id
+        self.own_reference = identity.own_reference
+        self.by_value = program.main_is_nowhere
+        """Whether classes of `__main__` travel as code."""
+        self._identity = identity
         self._program = program
         self._master_address = master_address
         self._credentials = credentials
         self._encrypt = encrypt
-        self._driver_id = new_driver_id()
+        self.loop = EventLoop()
         self._token = new_token()
         self._master = MasterLink("driver", self._dial_master, self._join)
         self._nodes: dict[str, NodeLink] = {}
         self._actors: dict[str, ActorHandle] = {}
         self._names: Counter[str] = Counter()
+        self._reach = Reach(self, objects, self._actors, executor)
+        self._follows_orders = False
         self._failure: BaseException | None = None
         self._over = ""
         """Why no actor can be made any more."""
+
+    def start(self) -> None:
+        """Join the cluster, whenever its master is there: each request waits for that, as long as requests do."""
+        self.nursery.start_soon(self._run_master, trio.Event(), None)
 
     async def open(self) -> None:
         """Join the cluster.
@@ -98,7 +134,7 @@ class Session:
             ResourceError: the master cannot be reached, or does not take us.
         """
         joined = trio.Event()
-        self._nursery.start_soon(self._run_master, joined)
+        self.nursery.start_soon(self._run_master, joined, _JOIN_LIMIT_S)
         await joined.wait()
         if self._failure is not None:
             raise self._failure
@@ -106,50 +142,115 @@ class Session:
     async def shut_down(self) -> None:
         """End every actor; returns when all of their processes are gone."""
         self._over = "this `asyncparl.connect()` block has ended"
-        for actor in self._actors.values():
+        for actor in self._own_to_the_end():
             actor.expect_end("its session has ended", by_force=True)
         async with trio.open_nursery() as nursery:
             for node in self._nodes.values():
                 nursery.start_soon(self._leave, node)
         # The reports come after the last line of output, which may still be on its way.
-        for actor in list(self._actors.values()):
+        for actor in self._own_to_the_end():
             if actor.node is not None:
                 await actor.wait_gone()
+        await self._reach.close()
         self._master.tell(LeaveDriver())
+
+    def _own_to_the_end(self) -> list[ActorHandle]:
+        return [actor for actor in self._actors.values() if not actor.is_detached]
 
     # --- for remote classes and actors ----------------------------------------------------------------------
 
     def create_actor(
-        self, plain_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, max_concurrency: int, demand: Demand
+        self,
+        plain_class: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: ActorOptions,
+        supervisor: Supervisor | None = None,
     ) -> ActorHandle:
-        """Start an actor; returns at once."""
+        """Start an actor; returns at once. `supervisor`: decides about its restarts, instead of its options."""
+        if supervisor is None and options.max_restarts:
+            supervisor = LoneSupervisor(options.max_restarts, options.restart_window_s)
+        return self.loop.run(self._create_actor, plain_class, args, kwargs, options, supervisor)
+
+    def expose(self, thing: object, max_concurrency: int) -> Handle:
+        """Let others call an object of this process."""
+        return self.loop.run(self._expose, thing, max_concurrency)
+
+    def handle_of(self, reference: Reference) -> Handle:
+        """Who is called by a proxy of this reference."""
+        return self.loop.run(self._reach.handle_of, reference)
+
+    async def find_named(self, name: str) -> Reference:
+        """The actor of this name. Raises LookupError."""
+        own = next((actor for actor in self._actors.values() if actor.public_name == name and not actor.is_gone), None)
+        if own is not None:  # of which the master may not have heard yet
+            await trio.lowlevel.checkpoint()
+            return own.reference()
+        found = await self._master.request(FindNamed(name))
+        if found is None:
+            raise LookupError(f"there is no actor named {name!r}")
+        return Reference(found.actor_id, 0, found.name, found.class_path)
+
+    def _create_actor(
+        self,
+        plain_class: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: ActorOptions,
+        supervisor: Supervisor | None,
+    ) -> ActorHandle:
         if self._over:
             raise NotConnectedError(f"{plain_class.__name__}(...): {self._over}")
         self._names[plain_class.__name__] += 1
         name = f"{plain_class.__name__}#{self._names[plain_class.__name__]}"
-        actor = ActorHandle(self, new_actor_id(), name, plain_class, by_value=self._program.main_is_nowhere)
+        title = ActorTitle(
+            program_id=self._identity.program_id,
+            class_path=class_path_of(plain_class),
+            public_name=options.name,
+            is_detached=options.detached,
+            may_restart=supervisor is not None,
+        )
+        request = AskPlace(new_actor_id(), name, options.demand(), title)
+        actor = ActorHandle(self, request, plain_class, supervisor)
         self._actors[actor.actor_id] = actor
-        actor.create(plain_class, max_concurrency, args, kwargs)
-        self._nursery.start_soon(self._run_actor, actor, demand)
+        actor.create(options.max_concurrency, args, kwargs)
+        if supervisor is not None:
+            supervisor.joined(actor)
+        self.nursery.start_soon(self._run_actor, actor)
         return actor
 
-    async def place(self, actor_id: str, name: str, demand: Demand) -> tuple[NodeLink, SignedLease]:
+    def _expose(self, thing: object, max_concurrency: int) -> Handle:
+        if self._over:
+            raise NotConnectedError(f"expose(...): {self._over}")
+        if self.own_reference is None and not self._follows_orders:
+            self._follows_orders = True
+            self.nursery.start_soon(self._reach.follow_orders, self._master)
+        return self._reach.expose(thing, max_concurrency)
+
+    # --- for handles ----------------------------------------------------------------------------------------
+
+    async def ask_master(self, request: Any) -> Any:
+        """Raises ResourceError."""
+        return await self._master.request(request)
+
+    async def place(self, request: AskPlace) -> tuple[NodeLink, SignedLease]:
         """Wait for a node that has room for an actor, and for the link to it.
 
         Raises:
             ResourceError: there is none, and there cannot be; or it cannot be reached.
             ValueError: the program cannot be sent there.
         """
-        give_up_at = trio.current_time() + _REACH_LIMIT_S
+        give_up_at = float("inf")
         while True:
-            placed = await self._ask_place(actor_id, name, demand)
+            placed = await self._ask_place(request)
             asked_at = trio.current_time()
-            node = self._node(placed.ticket)
+            node = self.node_at(placed.ticket)
             try:
                 await node.wait_ready()
             except Exception:
-                await self.withdraw(actor_id)
-                if node.was_reached or trio.current_time() > give_up_at:
+                await self.give_back(request.actor_id)
+                give_up_at = min(give_up_at, asked_at + _REACH_LIMIT_S)
+                if not node.is_lost or trio.current_time() > give_up_at:
                     raise
                 # The node went a moment ago, and the master will notice soon: another one may have room.
                 await trio.sleep(_ASK_AGAIN_S)
@@ -158,12 +259,12 @@ class Session:
                 return node, placed.lease
             # Sending the code took long; make sure that the place is still ours.
 
-    async def _ask_place(self, actor_id: str, name: str, demand: Demand) -> Placed:
+    async def _ask_place(self, request: AskPlace) -> Placed:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._explain_wait, actor_id, name)
+            nursery.start_soon(self._explain_wait, request.actor_id, request.name)
             failure = None
             try:
-                placed = await self._master.request(AskPlace(actor_id, name, demand))
+                placed = await self._master.request(request)
             except AsyncparlError as error:
                 failure = error
             nursery.cancel_scope.cancel()
@@ -172,10 +273,20 @@ class Session:
         assert isinstance(placed, Placed)
         return placed
 
-    async def withdraw(self, actor_id: str) -> None:
-        """Give back what an actor was given and never took."""
+    async def give_back(self, actor_id: str) -> None:
+        """Of an actor that may ask once more: what it was given and never took."""
         with contextlib.suppress(ResourceError):  # no master: it forgets us, and that, by itself
-            await self._master.request(WithdrawActor(actor_id), limit_s=0.1)
+            await self._master.request(WithdrawActor(actor_id, is_over=False), limit_s=0.1)
+
+    def withdraw(self, actor_id: str) -> None:
+        """Say that an actor is over which others may look for: before anything else is said, and until it is heard."""
+
+        async def make_sure() -> None:
+            with contextlib.suppress(ResourceError):
+                await self._master.request(WithdrawActor(actor_id))
+
+        self._master.tell(WithdrawActor(actor_id))
+        self.start_soon(make_sure)
 
     async def dial_worker(self, node: NodeLink, actor_id: str, started: Any) -> Channel:
         """A connection to the worker of an actor. Raises OSError, AuthenticationError."""
@@ -185,22 +296,43 @@ class Session:
         """Who is in the cluster and what runs where."""
         return (await self._master.request(DescribeCluster())).view  # type: ignore[no-any-return]
 
+    def report(self, report: bytes) -> None:
+        """Tell monitors of the cluster how this program is, as `PutReport`. Lost while the master is away."""
+        self._master.tell(PutReport(report))
+
     @property
     def num_actors(self) -> int:
         """Actors that have not ended."""
-        return sum(not actor.is_gone for actor in self._actors.values())
+        return sum(not actor.is_gone for actor in list(self._actors.values()))
 
-    def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run a task that may outlive its caller, not the session."""
-        self._nursery.start_soon(function, *args)
+    def start_soon(
+        self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], object] | None = None
+    ) -> None:
+        """Run a task that may outlive its caller, not the session. From any thread.
+
+        Args:
+            otherwise: called instead if the session has ended.
+        """
+
+        def start() -> None:
+            try:
+                self.nursery.start_soon(function, *args)
+            except RuntimeError:  # it is closed
+                if otherwise is not None:
+                    otherwise()
+
+        if self.loop.is_here:
+            start()
+        elif not self.loop.run_soon(start) and otherwise is not None:
+            otherwise()
 
     # --- the master -----------------------------------------------------------------------------------------
 
-    async def _run_master(self, joined: trio.Event) -> None:
+    async def _run_master(self, joined: trio.Event, within_s: float | None) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_joined, joined)
             try:
-                await self._master.run(once_within_s=_JOIN_LIMIT_S, rejoins=self._credentials is not None)
+                await self._master.run(once_within_s=within_s, rejoins=self._credentials is not None)
             except MasterLost as error:
                 self._failure = ResourceError(f"the node of this cluster is gone: {error}")
             except AsyncparlError as error:
@@ -223,7 +355,10 @@ class Session:
         )
 
     async def _join(self, link: Link) -> None:
-        await ask(link, JoinDriver(self._driver_id, _driver_name(), our_versions(), self._token))
+        await ask(
+            link,
+            JoinDriver(self.process_id, self._identity.name, our_versions(), self._token, self._identity.program_id),
+        )
 
     async def _explain_wait(self, actor_id: str, name: str) -> None:
         """Nobody should wonder why nothing happens."""
@@ -235,14 +370,15 @@ class Session:
 
     # --- nodes and actors -----------------------------------------------------------------------------------
 
-    def _node(self, ticket: NodeTicket) -> NodeLink:
+    def node_at(self, ticket: NodeTicket) -> NodeLink:
+        """Our link to a node, which may be a new one."""
         node = self._nodes.get(ticket.node.node_id)
         if node is not None and not node.is_lost:
             node.way.renew(ticket)
             return node
         way = WayToNode(ticket, self._master, self._master_address, self._credentials)
         node = self._nodes[ticket.node.node_id] = NodeLink(ticket.node.name, way, self._program, self._hear)
-        self._nursery.start_soon(self._run_node, ticket.node.node_id, node)
+        self.nursery.start_soon(self._run_node, ticket.node.node_id, node)
         return node
 
     async def _run_node(self, node_id: str, node: NodeLink) -> None:
@@ -252,152 +388,100 @@ class Session:
         for actor in list(self._actors.values()):
             if actor.node is node:
                 actor.node_lost(why)
+        self._reach.node_lost(node, why)
 
     async def _leave(self, node: NodeLink) -> None:
         with contextlib.suppress(AsyncparlError):  # the node is gone, and everything of it
-            await node.request(ShutDown(_STOP_GRACE_S))
+            await node.request(ShutDown(SESSION_GRACE_S))
 
     def _hear(self, event: ActorOutput | ActorExited) -> None:
         actor = self._actors.get(event.actor_id)
-        if actor is None:
-            return
-        if isinstance(event, ActorExited):
+        if isinstance(event, ActorOutput):
+            if actor is not None:
+                _print_output(actor.name, event)
+        elif actor is not None:
             actor.exited(event)
         else:
-            _print_output(actor.name, event)
+            self._reach.heard(event)
 
-    async def _run_actor(self, actor: ActorHandle, demand: Demand) -> None:
+    async def _run_actor(self, actor: ActorHandle) -> None:
         try:
-            await actor.run(demand)
+            await actor.run()
         finally:
             del self._actors[actor.actor_id]
 
 
-def current_session(what: str) -> Session:
-    """The session of the innermost open `connect()` block of this task.
-
-    Raises:
-        NotConnectedError: there is none; `what` says what needed it.
-    """
-    session = _session.get(None)
-    if session is None:
-        raise NotConnectedError(f"{what} needs a cluster: put it inside `async with asyncparl.connect():`")
-    return session
-
-
-class Cluster:
-    """What `connect()` gives: the cluster that this block is connected to."""
-
-    def __init__(self, session: Session, address: str | None) -> None:
-        self._session = session
-        self._address = address
-
-    @property
-    def num_actors(self) -> int:
-        """Actors of this program that have not ended."""
-        return self._session.num_actors
-
-    async def describe(self) -> ClusterView:
-        """The nodes of the cluster, what they have and what is in use, and all of its actors.
-
-        Raises:
-            ResourceError: the master has been away for too long.
-        """
-        return await self._session.describe()
-
-    def __repr__(self) -> str:
-        where = f"cluster at {self._address}" if self._address else "private cluster"
-        return f"<asyncparl {where}, {self.num_actors} actors>"
-
-
 @contextlib.asynccontextmanager
-async def connect(
-    address: str | None = None,
-    *,
-    secret_file: str | None = None,
-    cpus: float | None = None,
-    files: Sequence[str] = (),
-    encrypt: bool = False,
-    preload: Sequence[str] | None = None,
-    start_method: str | None = None,
-) -> AsyncIterator[Cluster]:
-    """Join the cluster whose master is at `address`; without one, start a private cluster on this machine.
-
-    What was started here ends where the block ends: the actors, and the processes of a private cluster.
-
-    Args:
-        address: "host:port" of a master.
-        secret_file: the cluster's secret for drivers. By default `$ASYNCPARL_DRIVER_SECRET` (the text),
-            `$ASYNCPARL_SECRET_FILE`, or what the master has put into this user's state folder.
-        cpus: of a private cluster: actors wait while that many CPUs are in use. By default none waits.
-        files: patterns, relative to the working directory, of files that actors on other machines need
-            ("configs/*.yaml"); code is sent without being named.
-        encrypt: calls and data between machines too, not only what controls the cluster. Costs throughput.
-        preload: modules that worker processes have imported before they start. By default numpy, torch and
-            gymnasium, as far as this program has imported them itself.
-        start_method: "fork" (default on Linux: 20 ms an actor) or "spawn" (a fresh interpreter each).
-
-    Errors: what the block raises leaves it unchanged, never inside an exception group.
-
-    Cancellation: actors get a second to end, then they are killed. Nothing is left behind.
-
-    Raises:
-        AuthenticationError: there is no secret, or it is not the cluster's.
-        ResourceError: the cluster cannot be started, or reached.
-        ValueError: an argument that makes no sense.
-    """
-    stop_if_loading()
-    if not trio.lowlevel.in_trio_run():
-        raise RuntimeError("asyncparl needs Trio: run the program with trio.run(main), not with asyncio")
-    _check_arguments(address, preload=preload, files=files)
-    if start_method not in (None, "fork", "spawn"):
-        raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")
-    allow_many_files()
-    program = Program(preload=preload, start_method=start_method, files=files)
-    if address is not None:
-        if cpus is not None:
-            raise ValueError("cpus is for private clusters; a node of this cluster has its own --cpus")
-        master = parse_host_and_port(address)
-        credentials = Credentials("driver", find_secret("driver", master.port, secret_file=secret_file))
-        async with _open_session(program, str(master), credentials, encrypt=encrypt) as session:
-            yield Cluster(session, address)
-        return
-    private = PrivateCluster.start(program.local_job(), cpus=cpus)
-    try:
-        async with _open_session(program, await private.wait_ready(), None, encrypt=False) as session:
-            yield Cluster(session, None)
-    finally:
-        with trio.CancelScope(shield=True):
-            await private.stop()
-
-
-def _check_arguments(address: object, **lists: object) -> None:
-    """What type checkers would have said.
-
-    Raises:
-        TypeError: names the argument.
-    """
-    if address is not None and not isinstance(address, str):
-        raise TypeError(f"address must be text such as 'host:8010', not {address!r}")
-    for name, value in lists.items():
-        if isinstance(value, str):
-            raise TypeError(f"{name} must be a list, not one text: {name}=[{value!r}]")
-
-
-@contextlib.asynccontextmanager
-async def _open_session(
+async def open_session(
     program: Program, master_address: str, credentials: Credentials | None, *, encrypt: bool
 ) -> AsyncIterator[Session]:
+    """Join the cluster of a master, as the innermost session of this task. The end of the block ends its actors.
+
+    Raises:
+        AuthenticationError, ResourceError: as `Session.open`.
+    """
     async with background_tasks() as tasks:
-        session = Session(tasks, program, master_address, credentials, encrypt=encrypt)
+        process_id = new_driver_id()
+        identity = Identity(process_id, _driver_name(), process_id)
+        session = Session(
+            tasks, program, identity, master_address, credentials, objects=Objects(process_id), encrypt=encrypt
+        )
         await session.open()
         token = _session.set(session)
         try:
             yield session
         finally:
             _session.reset(token)
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_LIMIT_S):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + SESSION_LIMIT_S):
                 await session.shut_down()
+
+
+_of_process: list[Callable[[], Session | None]] = []
+"""What to use outside of any block, last first: the session of an actor, made when it is first wanted."""
+
+
+# No event loop runs in a forked child.
+os.register_at_fork(after_in_child=_of_process.clear)
+
+
+@contextlib.contextmanager
+def process_session(make: Callable[[], Session | None]) -> Iterator[None]:
+    """What `find_session` finds outside of any `connect()` block of this process, in all of its threads."""
+    _of_process.append(make)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # in a forked child
+            _of_process.remove(make)
+
+
+def is_in_block() -> bool:
+    """Whether this task, or the task whose thread this is, is in an open `connect()` block."""
+    return _session.get(None) is not None
+
+
+def find_session() -> Session | None:
+    """The session of the innermost open `connect()` block of this task, else that of this process, else None."""
+    session = _session.get(None)
+    if session is None:
+        for make in _of_process[-1:]:  # a copy: another thread may leave its block now
+            return make()
+    return session
+
+
+def current_session(what: str) -> Session:
+    """The same, where there must be one.
+
+    Raises:
+        NotConnectedError: there is none; `what` says what needed it.
+    """
+    session = find_session()
+    if session is None:
+        raise NotConnectedError(
+            f"{what} needs a cluster: put it inside `async with asyncparl.connect():`, "
+            "or where there is no `async`, `with asyncparl.blocking.connect():`"
+        )
+    return session
 
 
 def _driver_name() -> str:

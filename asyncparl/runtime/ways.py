@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import trio
@@ -17,16 +18,20 @@ from asyncparl.runtime.master_link import MasterLink
 from asyncparl.transport import Credentials, DialRefused, Tunnel, dial
 from asyncparl.transport.base import Channel
 
-_DIRECT_LIMIT_S = 5.0
+_DIRECT_LIMIT_S = 10.0
 _RELAY_AFTER_S = 0.5
 """A firewall that swallows everything looks like a slow network at first; the relay is there for both."""
+_DIRECT_AGAIN_S = 60.0
+"""How long a relay is the way that is known; then somebody looks whether there is a shorter one by now."""
 _LOOPBACK = ("tcp://127.", "tcp://[::1]", "tcp://localhost")
 
 
 class _Race:
     """Several attempts, of which one is enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: str | None) -> None:
+        self.known = known
+        """The way that is known, as of `WayToNode`."""
         self.channel: Channel | None = None
         self.failure: OSError | AuthenticationError | None = None
         self.addresses_failed = trio.Event()
@@ -56,6 +61,9 @@ class WayToNode:
         self._credentials = credentials
         self._known: str | None = None
         """The address that worked, empty for the relay."""
+        self._direct_again_at = 0.0
+        self._silences: Counter[str] = Counter()
+        """How often the relay answered before an address did: the others have their turn first."""
         self.is_local = ticket.node.host == host_identity() and self._socket_file() is not None
 
     @property
@@ -89,11 +97,11 @@ class WayToNode:
 
     async def _dial(self, route: str, encrypt: bool) -> Channel:
         """By the way that is known; else by whichever answers first, the relay being asked a little later."""
-        race = _Race()
+        race = _Race(self._known_way())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._try_addresses, race, nursery.cancel_scope, route, encrypt)
             if self._credentials is not None:
-                if self._known != "":
+                if race.known != "":
                     with trio.move_on_after(_RELAY_AFTER_S):
                         await race.addresses_failed.wait()
                     # What a node says for good, it says for the relay too.
@@ -106,10 +114,20 @@ class WayToNode:
             raise race.failure or OSError(f"{self._ticket.node.name} has no address that can be dialed")
         return race.channel
 
+    def _known_way(self) -> str | None:
+        """One dial in a while does not know the relay. What goes through it by then stays there."""
+        if self._known != "" or trio.current_time() < self._direct_again_at:
+            return self._known
+        self._direct_again_at = trio.current_time() + _DIRECT_AGAIN_S
+        return None
+
     async def _try_addresses(self, race: _Race, scope: trio.CancelScope, route: str, encrypt: bool) -> None:
-        for address in self._addresses():
+        for address in sorted(self._addresses(race.known), key=self._silences.__getitem__):
             try:
                 channel = await self._dial_address(address, route, encrypt)
+            except trio.Cancelled:
+                self._silences[address] += 1
+                raise
             except DialRefused as error:
                 self._known = address
                 race.failure = error
@@ -131,7 +149,8 @@ class WayToNode:
         except (OSError, AuthenticationError) as error:
             race.failure = race.failure or error
         else:
-            self._known = ""
+            if self._known is None:
+                self._known, self._direct_again_at = "", trio.current_time() + _DIRECT_AGAIN_S
             race.win(channel)
 
     async def _dial_address(self, address: str, route: str, encrypt: bool) -> Channel:
@@ -161,11 +180,11 @@ class WayToNode:
             max_message_bytes=MAX_MESSAGE_BYTES,
         )
 
-    def _addresses(self) -> Iterator[str]:
-        if self._known == "":
+    def _addresses(self, known: str | None) -> Iterator[str]:
+        if known == "":
             return
-        if self._known is not None:
-            yield self._known
+        if known is not None:
+            yield known
             return
         if (path := self._socket_file()) is not None and self.is_local:
             yield path

@@ -6,13 +6,14 @@ It ends when its owner closes it, when its code calls `sys.exit`, or when the no
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -20,21 +21,26 @@ from typing import NoReturn
 import msgspec
 import trio
 
-from asyncparl.errors import CallCancelled
+from asyncparl.errors import ActorDied
 from asyncparl.protocol.link import CallArrived, LinkCore
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.accepting import visitors
+from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.figures import ASK_FIGURES
 from asyncparl.runtime.host import ActorHost
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.main_module import install_lazy_main
+from asyncparl.runtime.objects import Objects
+from asyncparl.runtime.program import Program
+from asyncparl.runtime.references import Reference
+from asyncparl.runtime.session import Identity, Session, process_session
+from asyncparl.runtime.worker_pass import WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
-from asyncparl.transport import Admission, listen, open_admitted
+from asyncparl.transport import Admission, Credentials, listen, open_admitted
 from asyncparl.transport.base import Channel
 
 TERMINATED = 128 + signal.SIGTERM
-
-ServeLink = Callable[[Callable[[], Channel]], Awaitable[None]]
 
 
 def run_worker(fork: Fork, *, control_fd: int) -> int:
@@ -42,8 +48,8 @@ def run_worker(fork: Fork, *, control_fd: int) -> int:
     _settle_in(fork)
     executor = Executor()
     thread = threading.Thread(target=_run_loop, args=(fork, control_fd, executor), name="asyncparl-loop", daemon=True)
-    thread.start()
     try:
+        thread.start()
         executor.run()
         return 0
     except SystemExit as stop:
@@ -111,54 +117,107 @@ async def _serve(fork: Fork, control_fd: int, executor: Executor) -> None:
     listener = listen(f"ipc://{fork.setup.directory}/{fork.actor_id}", max_message_bytes=MAX_MESSAGE_BYTES)
     control.send(listener.address.encode())
     async with trio.open_nursery() as nursery:
-        host = ActorHost(executor, nursery, f"raised in {fork.name} (pid {os.getpid()})")
-        serve = partial(_serve_link, host, fork.name, executor)
-        nursery.start_soon(_take_handed_over, control, serve, nursery)
-        async for visitor in visitors(listener):  # callers on this machine dial our own socket file
-            nursery.start_soon(serve, visitor.open)
+        await trio.lowlevel.wait_readable(control)
+        worker = _Worker(fork, decode_pass(control.recv(MAX_PACKET_BYTES)), executor, nursery)
+        nursery.start_soon(_take_handed_over, control, worker)
+        with process_session(worker.session):
+            async for visitor in visitors(listener):  # callers on this machine dial our own socket file
+                nursery.start_soon(worker.serve, visitor.open)
 
 
-async def _take_handed_over(control: socket.socket, serve: ServeLink, nursery: trio.Nursery) -> None:
-    """Callers elsewhere dial our node; it shakes hands with them and passes their sockets on to us."""
+async def _take_handed_over(control: socket.socket, worker: _Worker) -> None:
+    """Callers elsewhere dial our node; it shakes hands with them and passes their sockets on to us.
+
+    It also asks for our figures, with a packet that it gets back in front of them.
+    """
     while True:
         await trio.lowlevel.wait_readable(control)
         packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1)
         if not packet:
             return  # the node is gone; the kernel ends us with the zygote
-        if fds:  # none: we have too many files open, and the kernel closed it
+        if packet.startswith(ASK_FIGURES):
+            with contextlib.suppress(OSError):  # it has not read the last ones
+                control.send(packet + msgspec.msgpack.encode(worker.figures()))
+        elif fds:  # none: we have too many files open, and the kernel closed it
             admission = msgspec.msgpack.decode(packet, type=Admission)
-            nursery.start_soon(serve, partial(open_admitted, socket.socket(fileno=fds[0]), admission))
+            worker.nursery.start_soon(worker.serve, partial(open_admitted, socket.socket(fileno=fds[0]), admission))
 
 
-async def _serve_link(host: ActorHost, name: str, executor: Executor, open_channel: Callable[[], Channel]) -> None:
-    try:
-        channel = open_channel()
-    except OSError as error:
-        sys.stderr.write(f"asyncparl: a caller cannot be served: {error}\n")
-        return
-    callee = _WorkerCallee(host)
-    link = Link(LinkCore(name=name, pid=os.getpid()), callee)
-    link.attach(channel)
-    await link.run()
-    link.lose(lambda _: CallCancelled("the link was lost"))
-    host.link_lost(link)
-    if callee.closing:
-        # Our owner has every answer, or is gone; there is nobody left to work for.
-        executor.stop()
+class _Worker:
+    """What the links of this process share: the actor, and the session by which it uses others."""
+
+    def __init__(self, fork: Fork, worker_pass: WorkerPass, executor: Executor, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self._fork = fork
+        self._pass = worker_pass
+        self._executor = executor
+        self._loop = EventLoop()
+        self._objects = Objects(fork.actor_id, worker_pass.num_restarts)
+        note = f"raised in {fork.name} (pid {os.getpid()})"
+        host = ActorHost(executor, nursery, note, num_restarts=worker_pass.num_restarts)
+        self._objects.serve_actor(host)
+        self.figures = host.figures
+        self._session: Session | None = None
+
+    def session(self) -> Session | None:
+        """By which the actor's code uses other actors; made when it is first wanted. From any thread."""
+        if self._session is None and self._pass.master_address:
+            self._loop.run(self._ensure_session)
+        return self._session
+
+    async def serve(self, open_channel: Callable[[], Channel]) -> None:
+        """Serve one caller, until its link is lost."""
+        try:
+            channel = open_channel()
+        except OSError as error:
+            sys.stderr.write(f"asyncparl: a caller cannot be served: {error}\n")
+            return
+        callee = _Callee(self._objects)
+        core = LinkCore(name=self._fork.name, pid=os.getpid(), process_id=self._fork.actor_id)
+        link = Link(core, callee)
+        link.attach(channel)
+        await link.run()
+        link.lose(lambda fate: ActorDied("the program that exposed the object", "its link was lost", fate=fate))
+        self._objects.link_lost(link)
+        if callee.closing:
+            # Our owner has every answer, or is gone; there is nobody left to work for.
+            self._executor.stop()
+
+    def _ensure_session(self) -> None:
+        if self._session is None:
+            self._session = self._open_session()
+
+    def _open_session(self) -> Session:
+        fork, worker_pass = self._fork, self._pass
+        reference = Reference(fork.actor_id, 0, fork.name, worker_pass.class_path)
+        session = Session(
+            self.nursery,
+            Program.of_worker(worker_pass.job, (fork.setup.main_path, fork.setup.main_module)),
+            Identity(fork.actor_id, fork.name, worker_pass.program_id, reference),
+            worker_pass.master_address,
+            Credentials(worker_pass.key_id, worker_pass.key) if worker_pass.key_id else None,
+            objects=self._objects,
+            executor=self._executor,
+            encrypt=worker_pass.job.encrypt,
+        )
+        session.start()
+        return session
 
 
-class _WorkerCallee:
-    """The host, and a note of whether the peer asked us to end."""
+class _Callee:
+    """The objects of this process, and a note of whether this peer asked us to end."""
 
-    def __init__(self, host: ActorHost) -> None:
-        self._host = host
-        self.cancel_arrived = host.cancel_arrived
-        self.grant_arrived = host.grant_arrived
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.link_opened = objects.link_opened
+        self.cancel_arrived = objects.cancel_arrived
+        self.grant_arrived = objects.grant_arrived
         self.closing = False
 
     def call_arrived(self, link: Link, arrived: CallArrived) -> None:
-        self.closing = self.closing or arrived.call.kind == CallKind.CLOSE
-        self._host.call_arrived(link, arrived)
+        if arrived.call.kind == CallKind.CLOSE and arrived.call.object_id == 0:
+            self.closing = True
+        self._objects.call_arrived(link, arrived)
 
 
 def _exit_code(stop: SystemExit) -> int:
@@ -174,8 +233,8 @@ def _flush_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
-            pass  # the node is gone, or the actor's code closed it
+        except (OSError, ValueError, AttributeError):
+            pass  # the node is gone, or the actor's code closed or replaced it
 
 
 def main() -> None:

@@ -10,37 +10,33 @@ import math
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
+from asyncparl.machine import num_oom_kills
 from asyncparl.protocol.control import ActorExited, ActorOutput, ActorStarted
-from asyncparl.protocol.membership import Member, Membership
+from asyncparl.protocol.figures import WorkerFigures
+from asyncparl.protocol.membership import ActorState, Member, Membership
+from asyncparl.protocol.resources import format_bytes
 from asyncparl.runtime import zygote
+from asyncparl.runtime.memory import memory_of_groups
 from asyncparl.runtime.output import OutputReader
-from asyncparl.runtime.state import without_secrets
+from asyncparl.runtime.worker_figures import WorkerAsker
+from asyncparl.runtime.worker_pass import WorkerPass, encode_pass
+from asyncparl.runtime.zygote_client import ZygoteClient, ZygoteKind
 from asyncparl.transport import Admission
 
-_RUN_ZYGOTE = "from asyncparl.runtime.zygote import main; main()"
 _MAX_ZYGOTES = 8
 _ZYGOTE_LIMIT_S = 5.0
 _SETTLE_S = 0.5
 """How long the output of a dead worker is waited for: a grandchild may hold its pipes open."""
-
-
-class ZygoteKind(NamedTuple):
-    """Workers of the same kind are forked from the same zygote."""
-
-    start_method: str
-    preload: tuple[str, ...]
-    sys_path: tuple[str, ...]
-    """Where the preloaded modules are found."""
+_LOOK_AT_MEMORY_S = 1.0
 
 
 class WorkerSpec(NamedTuple):
@@ -54,12 +50,19 @@ class WorkerSpec(NamedTuple):
     setup: zygote.WorkerSetup
     num_cpus: float
     environ: dict[str, str | None]
+    worker_pass: WorkerPass
+    is_detached: bool = False
+    """It does not end with its owner."""
+    memory_bytes: int = 0
+    """How much memory it may have of its own; 0: no limit."""
+    num_restarts: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
     """What the node holds of a worker process."""
 
+    spec: WorkerSpec
     member: Member
     zygote: ZygoteClient
     control: socket.socket
@@ -71,6 +74,11 @@ class Worker:
     exited: trio.Event = field(default_factory=trio.Event)
     reported: trio.Event = field(default_factory=trio.Event)
     pid: int = 0
+    was_signalled: bool = False
+    """By us."""
+    was_asked: bool = False
+    is_final: bool = False
+    """Both as of `ActorExited`."""
     failure: str = ""
     exit_code: int | None = None
     signal: int | None = None
@@ -82,80 +90,11 @@ class Worker:
             return failure
         if not self.exited.is_set():
             return "it took too long"
+        if self.signal == signal.SIGKILL and not self.was_signalled:
+            return "killed by SIGKILL; asyncparl did not do it"
         if self.signal is not None:
             return f"killed by {_signal_name(self.signal)}"
         return f"its process exited with code {self.exit_code}"
-
-
-class ZygoteClient:
-    """A zygote as the node sees it."""
-
-    def __init__(self, kind: ZygoteKind) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
-        environ = {**without_secrets(os.environ), **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
-        setup = zygote.ZygoteSetup(theirs.fileno(), list(kind.sys_path), list(kind.preload), kind.start_method)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUN_ZYGOTE, msgspec.json.encode(setup).decode()],
-            stdin=subprocess.DEVNULL,
-            # Our own standard output tells our address; what a preloaded module prints must not get there.
-            stdout=sys.stderr.fileno(),
-            pass_fds=[theirs.fileno()],
-            env=environ,
-        )
-        theirs.close()
-        ours.setblocking(False)
-        self._sending = trio.Lock()
-        self._std_socket = ours
-        self._socket = trio.socket.from_stdlib_socket(ours)
-
-    async def send(self, message: zygote.ToZygote, fds: tuple[int, ...] = ()) -> None:
-        """Tell the zygote something.
-
-        Raises:
-            ResourceError: it has died, or the message is too long for it.
-        """
-        packet = zygote.encode(message)
-        if len(packet) > zygote.MAX_PACKET_BYTES:
-            raise ResourceError(f"the program's sys.path and arguments are too long ({len(packet):,} bytes)")
-        async with self._sending:
-            while True:
-                try:
-                    socket.send_fds(self._std_socket, [packet], fds)
-                    return
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self._std_socket)
-                except OSError as error:
-                    raise ResourceError(f"the process that starts workers has died ({error.strerror})") from None
-
-    async def receive(self) -> zygote.FromZygote | None:
-        """What it says next; None when it has died."""
-        try:
-            packet = await self._socket.recv(zygote.MAX_PACKET_BYTES)
-        except (ConnectionError, trio.ClosedResourceError):
-            return None
-        return zygote.decode_from_zygote(packet) if packet else None
-
-    def kill(self) -> None:
-        """End it at once; the kernel ends its workers."""
-        self._process.kill()
-
-    def hang_up(self) -> None:
-        """Let it end, as it has no workers. `reap` it."""
-        self._socket.close()
-
-    async def reap(self) -> None:
-        """Wait until it has ended, however long it takes."""
-        await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
-
-    def close(self) -> None:
-        """End it, and with it every worker that is left."""
-        self._socket.close()
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class WorkerPool:
@@ -167,6 +106,9 @@ class WorkerPool:
         self._workers: dict[str, Worker] = {}
         self._zygotes: dict[ZygoteKind, ZygoteClient] = {}
         self._deadlines_changed = trio.Event()
+        self._num_oom_kills = num_oom_kills()
+        self._is_watching_memory = False
+        self._asker = WorkerAsker()
 
     def warm(self, kind: ZygoteKind) -> None:
         """Start the zygote for workers of this kind, before the first of them is asked for."""
@@ -209,11 +151,13 @@ class WorkerPool:
         worker = self._workers.get(actor_id)
         return None if worker is None else worker.member.owner
 
-    async def stop(self, actor_id: str, grace_s: float) -> None:
+    async def stop(self, actor_id: str, grace_s: float, *, is_final: bool = False) -> None:
         """SIGTERM, then SIGKILL after `grace_s` (at once if 0). Returns when it has ended and was reported."""
         worker = self._workers.get(actor_id)
         if worker is None:
             return
+        worker.was_asked = True
+        worker.is_final = worker.is_final or is_final
         if self._membership.stop(actor_id, grace_s=grace_s, now=trio.current_time()):
             self._deadlines_changed.set()
             if grace_s > 0:
@@ -224,14 +168,15 @@ class WorkerPool:
         """Stop every worker of one driver."""
         async with trio.open_nursery() as nursery:
             for member in self._membership.owned_by(owner):
-                nursery.start_soon(self.stop, member.actor_id, grace_s)
+                if (worker := self._workers.get(member.actor_id)) is not None and not worker.spec.is_detached:
+                    nursery.start_soon(self.stop, member.actor_id, grace_s)
 
-    async def stop_all(self, grace_s: float, reason: str) -> None:
+    async def stop_all(self, grace_s: float, reason: str, *, is_final: bool = False) -> None:
         """Stop every worker; their reports say why."""
         async with trio.open_nursery() as nursery:
             for worker in list(self._workers.values()):
                 worker.failure = worker.failure or reason
-                nursery.start_soon(self.stop, worker.member.actor_id, grace_s)
+                nursery.start_soon(partial(self.stop, worker.member.actor_id, grace_s, is_final=is_final))
 
     def hand_over(self, actor_id: str, connection: socket.socket, admission: Admission) -> bool:
         """Give a worker a connection that the node has let in; False if there is no such worker."""
@@ -244,6 +189,23 @@ class WorkerPool:
             except OSError:
                 return False  # it has ended, or has not looked for so long that its queue is full
             return True
+
+    def pids(self) -> dict[str, int]:
+        """The process of each actor; 0 while it is being started."""
+        return {
+            actor_id: 0 if worker.member.state is ActorState.STARTING else worker.pid
+            for actor_id, worker in self._workers.items()
+        }
+
+    async def figures(self) -> dict[str, WorkerFigures]:
+        """What the actors that run do, as far as they answer."""
+        return await self._asker.ask(
+            {
+                actor_id: worker.control
+                for actor_id, worker in self._workers.items()
+                if worker.member.state is ActorState.RUNNING
+            }
+        )
 
     async def run(self) -> None:
         """Kill what is overdue, for ever."""
@@ -283,10 +245,14 @@ class WorkerPool:
         output = OutputReader(out_read, err_read, spec.actor_id, on_output)
         control = socket.socket(fileno=ours)
         control.setblocking(False)
+        control.send(encode_pass(spec.worker_pass))  # the first packet: there is room for it
         socket_file = f"{spec.setup.directory}/{spec.actor_id}"
-        worker = Worker(member, client, control, output, on_exit, socket_file)
+        worker = Worker(spec, member, client, control, output, on_exit, socket_file)
         self._workers[spec.actor_id] = worker
         self._nursery.start_soon(self._follow_worker, worker)
+        if spec.memory_bytes and not self._is_watching_memory:
+            self._is_watching_memory = True
+            self._nursery.start_soon(self._watch_memory)
         return worker, (out_write, err_write, theirs)
 
     def _zygote(self, kind: ZygoteKind) -> ZygoteClient:
@@ -314,13 +280,40 @@ class WorkerPool:
             nursery.start_soon(worker.output.run)
             await worker.exited.wait()
             nursery.cancel_scope.deadline = trio.current_time() + _SETTLE_S
-        actor_id = worker.member.actor_id
-        del self._workers[actor_id]
+        spec = worker.spec
+        del self._workers[spec.actor_id]
         _close_control(worker.control)
         with contextlib.suppress(OSError):  # it never listened
             os.unlink(worker.socket_file)
-        worker.on_exit(ActorExited(actor_id, worker.reason, worker.exit_code, worker.signal, worker.output.tail()))
+        worker.on_exit(
+            ActorExited(
+                spec.actor_id,
+                worker.reason,
+                worker.exit_code,
+                worker.signal,
+                worker.output.tail(),
+                spec.num_restarts,
+                worker.is_final,
+                worker.was_asked,
+            )
+        )
         worker.reported.set()
+
+    async def _watch_memory(self) -> None:
+        """Kill what has more memory than it may; until there is nobody left who has a limit."""
+        while limited := [worker for worker in self._workers.values() if worker.spec.memory_bytes]:
+            groups = {worker.pid: worker for worker in limited if worker.pid}
+            used = await trio.to_thread.run_sync(memory_of_groups, list(groups), abandon_on_cancel=True)
+            for pid, num_bytes in used.items():
+                worker = groups[pid]
+                limit = worker.spec.memory_bytes
+                if num_bytes > limit and not worker.exited.is_set():
+                    worker.failure = (
+                        f"it used {format_bytes(num_bytes)} of memory; its max_memory is {format_bytes(limit)}"
+                    )
+                    await self._signal(worker, signal.SIGKILL)
+            await trio.sleep(_LOOK_AT_MEMORY_S)
+        self._is_watching_memory = False
 
     async def _follow_zygote(self, client: ZygoteClient) -> None:
         while (message := await client.receive()) is not None:
@@ -335,7 +328,7 @@ class WorkerPool:
                     self._ended(worker, failure=reason)
                 case zygote.Exited(_, exit_code, signal_number):
                     worker.exit_code, worker.signal = exit_code, signal_number
-                    self._ended(worker)
+                    self._ended(worker, failure=self._why_killed(worker))
         self._zygotes = {kind: other for kind, other in self._zygotes.items() if other is not client}
         self._nursery.start_soon(client.reap)
         # The kernel kills its workers; make sure of it, then say so.
@@ -350,8 +343,16 @@ class WorkerPool:
         worker.forked.set()
         worker.exited.set()
 
+    def _why_killed(self, worker: Worker) -> str:
+        """What there is to say of a SIGKILL that was not ours; empty if nothing."""
+        if worker.signal != signal.SIGKILL or worker.was_signalled:
+            return ""
+        num_before, self._num_oom_kills = self._num_oom_kills, num_oom_kills()
+        return "killed by the kernel: there was no memory left" if self._num_oom_kills > num_before else ""
+
     @staticmethod
     async def _signal(worker: Worker, number: int) -> None:
+        worker.was_signalled = True
         with trio.move_on_after(_ZYGOTE_LIMIT_S) as patience:
             try:
                 await worker.zygote.send(zygote.Kill(worker.member.actor_id, number))

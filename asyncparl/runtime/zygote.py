@@ -195,7 +195,7 @@ class _Zygote:
             os._exit(exit_code)
 
     def _spawn(self, fork: Fork, fds: list[int]) -> int:
-        command = [sys.executable, "-c", "from asyncparl.runtime.worker import main; main()", str(fds[2])]
+        command = [sys.executable, "-P", "-c", "from asyncparl.runtime.worker import main; main()", str(fds[2])]
         command.append(str(os.getpid()))
         arguments = msgspec.json.encode(fork).decode()
         process = subprocess.Popen(

@@ -139,6 +139,15 @@ def listen(
     return listen_socket(parsed, keys=keys, max_message_bytes=max_message_bytes)
 
 
+def memory_channels(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> tuple[Channel, Channel]:
+    """Two joined channels inside this process, without anybody who dials."""
+    from asyncparl.transport.memory import QUEUED_MESSAGES
+    from asyncparl.transport.memory_link import MemoryLink
+
+    link = MemoryLink(QUEUED_MESSAGES, max_message_bytes)
+    return link.dialer, link.acceptor
+
+
 async def open_tunnel(
     address: str, *, credentials: Credentials, route: str, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> socket.socket:

@@ -20,6 +20,7 @@ import trio
 
 from asyncparl.transport.closing import HALF_CLOSED_S, LINGER_S, RELEASE_S
 from asyncparl.transport.handshake import PROOF_BYTES, HandshakeError, UntrustedPeer, bind_certificate
+from asyncparl.transport.sockets import stream_of
 
 TLS_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = LINGER_S + HALF_CLOSED_S + RELEASE_S + 0.2  # by then NNG has let go of its end
@@ -74,8 +75,8 @@ class TlsPump:
         self, connection: socket.socket, context: ssl.SSLContext, session_key: bytes, certificate: bytes | None
     ) -> None:
         inlet, self.outlet = socket.socketpair()
-        self._inner = trio.SocketStream(trio.socket.from_stdlib_socket(inlet))
-        self._outer = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        self._inner = stream_of(inlet)
+        self._outer = stream_of(connection)
         self._tls = trio.SSLStream(self._outer, context, server_side=certificate is not None)
         self._session_key = session_key
         self._certificate = certificate

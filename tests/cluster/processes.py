@@ -159,6 +159,10 @@ class Reply:
         assert failure is not None, value
         return Failure(failure.pop("type"), failure.pop("text"), failure)
 
+    def value_or_none(self, within_s: float = PATIENCE_S) -> Any:
+        """What it returned; None if it raised something."""
+        return self._driver.answer(self._number, within_s)[1]
+
     def at(self, within_s: float = PATIENCE_S) -> float:
         """When it came, by `time.monotonic()`."""
         return self._driver.answer(self._number, within_s)[0]
@@ -184,7 +188,7 @@ class Driver(Program):
         """Give a command, and wait for what it returns."""
         return self.start(name, *arguments).value(within_s)
 
-    def create(self, name: str, **options: Any) -> Any:
+    def create(self, name: str, /, **options: Any) -> Any:
         """Make an actor; where it is, when it is there."""
         return self.do("create", name, options)
 

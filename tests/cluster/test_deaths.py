@@ -59,7 +59,7 @@ def test_a_killed_worker_is_reported_with_its_last_words(site: Site, driver: Dri
         failure = call.failure()
         assert failure.type == "ActorDied"
         assert failure.more["signal"] == signal.SIGKILL
-        assert failure.more["reason"] == "killed by SIGKILL"
+        assert failure.more["reason"] == "killed by SIGKILL; asyncparl did not do it"
         assert failure.more["log_tail"] == ["last words"]
         assert failure.more["fate"] == "CallFate.MAY_HAVE_RUN"
         assert call.at() - start < 1

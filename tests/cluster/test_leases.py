@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import trio
 
-from asyncparl.errors import AsyncparlError, AuthenticationError
+from asyncparl.errors import AsyncparlError, AuthenticationError, ResourceError
 from asyncparl.ids import new_actor_id, new_driver_id
 from asyncparl.protocol.control import (
     AskPlace,
@@ -99,6 +100,12 @@ async def place(master: Link) -> tuple[str, Placed]:
     return actor_id, await ask(master, AskPlace(actor_id, "Probe#1", Demand(cpus=0)))
 
 
+def lease_of(placed: Placed) -> Lease:
+    """What was signed."""
+    lease, _expires = msgspec.msgpack.decode(placed.lease.lease_bytes, type=tuple[Lease, float])
+    return lease
+
+
 async def open_job(node: Link) -> None:
     await ask(node, OpenJob(Program(preload=[], start_method="fork").local_job()))
 
@@ -128,11 +135,10 @@ async def test_a_lease_starts_its_actor(cluster: Cluster) -> None:
 async def test_a_lease_that_was_changed_starts_nothing(cluster: Cluster) -> None:
     async with joined(cluster) as (master, _):
         actor_id, placed = await place(master)
-        lease = msgspec.msgpack.decode(placed.lease.lease_bytes, type=Lease)
-        larger = msgspec.structs.replace(lease, demand=Demand(cpus=4))
+        larger = msgspec.structs.replace(lease_of(placed), demand=Demand(cpus=4))
         forged = [
-            SignedLease(msgspec.msgpack.encode(larger), placed.lease.signature),
-            sign_lease(driver_credentials(cluster).key, larger),
+            SignedLease(sign_lease(bytes(32), larger, 1e12).lease_bytes, placed.lease.signature),
+            sign_lease(driver_credentials(cluster).key, larger, 1e12),
             SignedLease(placed.lease.lease_bytes, b""),
         ]
         async with at_node(placed.ticket) as link:
@@ -140,6 +146,22 @@ async def test_a_lease_that_was_changed_starts_nothing(cluster: Cluster) -> None
             for signed in forged:
                 error = await failure(ask(link, StartActor(actor_id, "Probe#1", signed)))
                 assert "a lease that the master of this cluster did not sign" in str(error)
+
+
+async def test_a_lease_that_has_expired_starts_nothing_until_it_is_asked_for_again(cluster: Cluster) -> None:
+    secret = bytes.fromhex(cluster.secret("node").read_text())
+    async with joined(cluster) as (master, _):
+        actor_id, placed = await place(master)
+        expired = sign_lease(secret, lease_of(placed), time.time() - 0.1)
+        async with at_node(placed.ticket) as link:
+            await open_job(link)
+            error = await failure(ask(link, StartActor(actor_id, "Probe#1", expired)))
+            assert isinstance(error, ResourceError) and str(error).startswith("Probe#1 was started too late: ")
+            again = await ask(master, AskPlace(actor_id, "Probe#1", Demand(cpus=0)))
+            assert lease_of(again) == lease_of(placed) and again.lease != placed.lease
+            started = await ask(link, StartActor(actor_id, "Probe#1", again.lease))
+            assert psutil.pid_exists(started.pid)
+            await ask(link, StopActor(actor_id, 0.0))
 
 
 async def test_a_lease_of_another_program_or_actor_starts_nothing(cluster: Cluster) -> None:

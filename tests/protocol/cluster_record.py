@@ -138,20 +138,11 @@ class Record:
         actor.lease, actor.is_started, actor.granted, actor.demand = lease, True, None, lease.demand
         self.actors[lease.actor_id] = actor
 
-    def forget_node(self, node_id: str) -> list[str]:
-        """The actors that had a place there."""
-        over = list(self.leases(node_id))
-        for actor_id in over:
+    def forget_node(self, node_id: str) -> None:
+        """With the actors that had a place there."""
+        for actor_id in self.leases(node_id):
             del self.actors[actor_id]
         self.nodes.pop(node_id, None)
-        return over
-
-    def drained(self) -> list[str]:
-        return [
-            node_id
-            for node_id, node in self.nodes.items()
-            if node.is_draining and node.is_connected and not self.leases(node_id)
-        ]
 
     def is_impossible(self, demand: Demand, now: float) -> bool:
         able = [node for node in self.nodes.values() if not node.is_draining and holds(node.capacity, demand)]

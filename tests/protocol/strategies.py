@@ -39,6 +39,8 @@ def _values_of(kind: Any) -> st.SearchStrategy[Any]:
     arguments = get_args(kind)
     if get_origin(kind) is list:
         return st.lists(_values_of(arguments[0]), max_size=2)
+    if get_origin(kind) is tuple:
+        return st.tuples(*map(_values_of, arguments))
     if get_origin(kind) is dict:
         return st.dictionaries(_values_of(arguments[0]), _values_of(arguments[1]), max_size=2)
     if get_origin(kind) is Literal:

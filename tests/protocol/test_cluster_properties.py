@@ -18,7 +18,6 @@ from asyncparl.protocol.decisions import (
     DriverJoined,
     Granted,
     LeaseExpired,
-    NodeDrained,
     NodeJoined,
     NodeLost,
     Refused,
@@ -96,7 +95,6 @@ class ClusterMachine(RuleBasedStateMachine):
             assert isinstance(answer, Refused)
             return
         assert isinstance(answer, NodeJoined)
-        assert answer.replaced == (old.incarnation if old is not None and old.is_connected else None)
         self.capacities[node_id] = capacity
         self.incarnations[node_id] = incarnation
         over = {
@@ -105,7 +103,6 @@ class ClusterMachine(RuleBasedStateMachine):
             if actor_id not in reported
             and (self.record.actors[actor_id].is_started or not set(lease.gpu_ids) <= set(range(capacity.num_gpus)))
         }
-        assert {lease.actor_id for lease in answer.over} == over
         unwanted = {
             actor_id
             for actor_id in reported
@@ -140,18 +137,16 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def leave_node(self, number: int) -> None:
         node_id = f"n{number}"
-        over = {lease.actor_id for lease in self.core.leave_node(node_id)}
+        self.core.leave_node(node_id)
         self.runs[node_id].clear()
-        assert over == set(self.record.forget_node(node_id))
+        self.record.forget_node(node_id)
 
     # --- drivers
 
     @rule(number=st.integers(0, 1))
     def join_driver(self, number: int) -> None:
         driver_id = f"d{number}"
-        answer = self.core.join_driver(driver_id, driver_id, self.now)
-        replaced = driver_id in self.record.drivers and self.record.drivers[driver_id] is None
-        assert answer == DriverJoined(driver_id, replaced)
+        assert self.core.join_driver(driver_id, driver_id, self.now) == DriverJoined(driver_id)
         self.record.drivers[driver_id] = None
 
     @rule(number=st.integers(0, 1))
@@ -295,14 +290,11 @@ class ClusterMachine(RuleBasedStateMachine):
         nodes, drivers = self.record.tick(self.now)
         decisions = self.core.tick(self.now)
         expected = {*self.lose(nodes), *(f"gone {driver_id}" for driver_id in drivers)}
-        expected |= {f"drained {node_id}" for node_id in self.record.drained()}
         told: set[str] = set()
         for decision in decisions:
             match decision:
-                case NodeLost(node_id, _, _, _, leases):
-                    told |= {f"lost {node_id}", *(f"over {lease.actor_id}" for lease in leases)}
-                case NodeDrained(node_id):
-                    told.add(f"drained {node_id}")
+                case NodeLost(node_id):
+                    told.add(f"lost {node_id}")
                 case DriverGone(driver_id):
                     told.add(f"gone {driver_id}")
                     self.check_gone(decision)
@@ -319,7 +311,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.record.lost[node_id] = node.incarnation
             if not node.is_draining:
                 self.record.missed[node_id] = node.capacity, self.now
-            yield from (f"over {actor_id}" for actor_id in self.record.forget_node(node_id))
+            self.record.forget_node(node_id)
             yield f"lost {node_id}"
 
     @rule(
@@ -388,7 +380,6 @@ class ClusterMachine(RuleBasedStateMachine):
             for actor_id, actor in self.record.actors.items()
             if actor.driver_id == gone.driver_id and not actor.is_started
         }
-        assert {lease.actor_id for lease in gone.leases} == dropped & set(self.record.leases())
         for actor_id in dropped:
             del self.record.actors[actor_id]
 
@@ -471,17 +462,16 @@ def test_a_large_cluster_half_of_which_dies() -> None:
     now += 5.0
     lost = {decision.node_id for decision in decisions if isinstance(decision, NodeLost)}
     assert lost == {f"n{number}" for number in range(1, num_nodes, 2)}
-    over = {lease.actor_id for decision in decisions if isinstance(decision, NodeLost) for lease in decision.leases}
-    assert over == {lease.actor_id for lease in granted if lease.node_id in lost}
     kept = [lease for lease in granted if lease.node_id not in lost]
     kept += [grant.lease for grant in core.take_grants(now)]
-    check_totals(core, now, kept, num_actors - len(over))
+    num_over = sum(lease.node_id in lost for lease in granted)
+    check_totals(core, now, kept, num_actors - num_over)
 
     for lease in kept:
         core.lease_ended(lease.node_id, lease.actor_id)
     later = [grant.lease for grant in core.take_grants(now)]
     assert later
-    check_totals(core, now, later, num_actors - len(over) - len(kept))
+    check_totals(core, now, later, num_actors - num_over - len(kept))
 
 
 def check_totals(core: ClusterCore, now: float, leases: list[Lease], num_actors: int) -> None:

@@ -161,6 +161,14 @@ def test_a_lease_on_the_wire() -> None:
         "demand": {"cpus": 2, "gpus": 0.5, "memory_bytes": 0, "labels": {"zone": "b"}, "strategy": "pack"},
         "gpu_ids": [1],
         "gpu_share": 0.5,
+        "title": {
+            "program_id": "",
+            "class_path": ["", ""],
+            "public_name": "",
+            "is_detached": False,
+            "may_restart": False,
+            "num_restarts": 0,
+        },
     }
 
 

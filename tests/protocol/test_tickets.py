@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncparl.errors import AuthenticationError
+from asyncparl.errors import AuthenticationError, ResourceError
+from asyncparl.protocol.parties import MAX_ID_LENGTH
 from asyncparl.protocol.resources import Demand, Lease
 from asyncparl.protocol.tickets import (
     MAX_TICKET_BYTES,
@@ -23,6 +24,7 @@ from asyncparl.protocol.tickets import (
     ticket_key,
     ticket_key_id,
 )
+from asyncparl.transport.credentials import MAX_KEY_ID_BYTES
 from tests.protocol.strategies import many
 
 SECRET = bytes(range(32))
@@ -78,14 +80,20 @@ def test_a_ticket_that_never_expires_or_has_no_time_is_told_apart() -> None:
     assert read(key_id(msgspec.structs.replace(TICKET, expires=math.nan))) is None
 
 
-def test_a_ticket_has_at_most_400_bytes() -> None:
-    most = msgspec.structs.replace(TICKET, nonce=bytes(MAX_TICKET_BYTES - 19))
+def test_a_ticket_has_at_most_250_bytes() -> None:
+    most = msgspec.structs.replace(TICKET, nonce=bytes(MAX_TICKET_BYTES - 18))
     assert len(encode_ticket(most)) == MAX_TICKET_BYTES
     assert read(key_id(most)) is not None
-    longer = msgspec.structs.replace(TICKET, nonce=bytes(MAX_TICKET_BYTES - 18))
-    with pytest.raises(ValueError, match="a ticket of 401 bytes; the limit is 400"):
+    longer = msgspec.structs.replace(TICKET, nonce=bytes(MAX_TICKET_BYTES - 17))
+    with pytest.raises(ValueError, match="a ticket of 251 bytes; the limit is 250"):
         encode_ticket(longer)
     assert read(ticket_key_id(msgspec.msgpack.encode(longer))) is None
+
+
+def test_the_longest_ids_fit_into_a_ticket_and_the_longest_ticket_into_a_greeting() -> None:
+    longest = Ticket("d" * MAX_ID_LENGTH, "n" * MAX_ID_LENGTH, expires=1e10, nonce=bytes(16))
+    assert read(key_id(longest), node_id=longest.node_id) is not None
+    assert len(ticket_key_id(bytes(MAX_TICKET_BYTES))) <= MAX_KEY_ID_BYTES
 
 
 @pytest.mark.parametrize(
@@ -136,43 +144,59 @@ def test_a_changed_ticket_has_another_key(data: st.DataObject) -> None:
 
 
 def test_a_signed_lease_is_read_by_its_node() -> None:
-    signed = sign_lease(SECRET, LEASE)
+    signed = sign_lease(SECRET, LEASE, 1000.0)
     assert signed.signature == hmac_sha256(SECRET, b"asyncparl lease\0" + signed.lease_bytes)
-    assert read_lease(SECRET, signed, "n1") == LEASE
+    assert read_lease(SECRET, signed, "n1", 0.0) == LEASE
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(signed), type=SignedLease)
-    assert read_lease(SECRET, travelled, "n1") == LEASE
+    assert read_lease(SECRET, travelled, "n1", 0.0) == LEASE
+
+
+@pytest.mark.parametrize(
+    ("expires", "now"), [(1000.0, 1000.0), (1000.0, 1000.1), (math.nan, 0.0)], ids=["just", "long ago", "no time"]
+)
+def test_a_lease_that_has_expired_starts_nothing_any_more(expires: float, now: float) -> None:
+    with pytest.raises(ResourceError, match=r"^Simulator#1 was started too late: "):
+        read_lease(SECRET, sign_lease(SECRET, LEASE, expires), "n1", now)
+
+
+def test_a_lease_lasts_until_it_expires_and_nobody_but_the_master_makes_that_later() -> None:
+    signed, longer = sign_lease(SECRET, LEASE, 1000.0), sign_lease(SECRET, LEASE, 2000.0)
+    assert read_lease(SECRET, signed, "n1", 999.9) == LEASE
+    assert read_lease(SECRET, longer, "n1", 1000.0) == LEASE
+    with pytest.raises(AuthenticationError, match="did not sign"):
+        read_lease(SECRET, SignedLease(longer.lease_bytes, signed.signature), "n1", 0.0)
 
 
 def test_a_lease_for_another_node_is_refused() -> None:
     with pytest.raises(AuthenticationError, match=r"^a lease for node n1; this is node n2$"):
-        read_lease(SECRET, sign_lease(SECRET, LEASE), "n2")
+        read_lease(SECRET, sign_lease(SECRET, LEASE, 1000.0), "n2", 0.0)
 
 
 def test_a_lease_of_another_cluster_is_refused() -> None:
     with pytest.raises(AuthenticationError, match=r"^a lease that the master of this cluster did not sign$"):
-        read_lease(SECRET, sign_lease(OTHER_SECRET, LEASE), "n1")
+        read_lease(SECRET, sign_lease(OTHER_SECRET, LEASE, 1000.0), "n1", 0.0)
 
 
 def test_the_key_of_a_ticket_signs_no_lease() -> None:
-    lease_bytes = sign_lease(SECRET, LEASE).lease_bytes
+    lease_bytes = sign_lease(SECRET, LEASE, 1000.0).lease_bytes
     with pytest.raises(AuthenticationError, match="did not sign"):
-        read_lease(SECRET, SignedLease(lease_bytes, ticket_key(SECRET, lease_bytes)), "n1")
+        read_lease(SECRET, SignedLease(lease_bytes, ticket_key(SECRET, lease_bytes)), "n1", 0.0)
 
 
 @pytest.mark.parametrize("lease_bytes", [b"", b"\xc1", b"\x80", b"\x91" * 10_000, msgspec.msgpack.encode({"a": 1})])
 def test_what_is_signed_and_no_lease_is_refused(lease_bytes: bytes) -> None:
     signature = hmac_sha256(SECRET, b"asyncparl lease\0" + lease_bytes)
     with pytest.raises(AuthenticationError, match=r"^a lease that cannot be read: "):
-        read_lease(SECRET, SignedLease(lease_bytes, signature), "n1")
+        read_lease(SECRET, SignedLease(lease_bytes, signature), "n1", 0.0)
 
 
 @many
 @given(st.data())
 def test_a_changed_lease_or_signature_is_refused(data: st.DataObject) -> None:
-    signed = sign_lease(SECRET, LEASE)
+    signed = sign_lease(SECRET, LEASE, 1000.0)
     field = data.draw(st.sampled_from(["lease_bytes", "signature"]))
     changed = bytearray(getattr(signed, field))
     changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
     kept = bytes(changed[: data.draw(st.integers(0, len(changed)))])
     with pytest.raises(AuthenticationError, match="did not sign"):
-        read_lease(SECRET, msgspec.structs.replace(signed, **{field: kept}), "n1")
+        read_lease(SECRET, msgspec.structs.replace(signed, **{field: kept}), "n1", 0.0)

@@ -15,6 +15,7 @@ class Simulator:
         self.game = game
         self.frames = 0
 
+    @asyncparl.idempotent
     def sample(self, n: int) -> list[int]:
         return list(range(n))
 
@@ -57,6 +58,9 @@ async def main() -> None:
         async with Simulator("pong") as sim:
             await sim.sample(1)
         await asyncparl.kill(sims[1])
+        async with asyncparl.supervise("one_for_all", max_restarts=3, restart_window_s=None) as group:
+            sims = [group.add(Simulator, "pong") for _ in range(2)]
+            await asyncparl.gather([sims[0].sample(1), group.add(Fast.options(num_cpus=1)).go()])
         await Simulator.options(num_cpus=2)("pong").sample(1)
         print(Simulator.__wrapped__("pong").frames, await Fast().go(), await Called().size())
 

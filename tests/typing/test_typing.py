@@ -8,6 +8,7 @@ import pytest
 from mypy import api
 
 PROGRAM = Path(__file__).with_name("program.py")
+BLOCKING_PROGRAM = Path(__file__).with_name("blocking_program.py")
 
 
 def _check(source: str, tmp_path: Path) -> str:
@@ -22,19 +23,24 @@ def _check(source: str, tmp_path: Path) -> str:
     return out
 
 
-def test_the_documented_program_is_well_typed(tmp_path: Path) -> None:
-    assert _check(PROGRAM.read_text(), tmp_path) == ""
+@pytest.mark.parametrize("program", [PROGRAM, BLOCKING_PROGRAM])
+def test_the_documented_program_is_well_typed(program: Path, tmp_path: Path) -> None:
+    assert _check(program.read_text(), tmp_path) == ""
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "complaint"),
+    ("program", "right", "wrong", "complaint"),
     [
-        ('Simulator("pong") for', "Simulator(7) for", 'incompatible type "int"'),
-        ("num_cpus=2, max_concurrency=4", "num_cpu=2", 'Unexpected keyword argument "num_cpu"'),
-        ("results = await", "results =", '"Coroutine[Any, Any, list[Any]]"'),
+        (PROGRAM, 'Simulator("pong") for', "Simulator(7) for", 'incompatible type "int"'),
+        (PROGRAM, "num_cpus=2, max_concurrency=4", "num_cpu=2", 'Unexpected keyword argument "num_cpu"'),
+        (PROGRAM, "results = await", "results =", '"Coroutine[Any, Any, list[Any]]"'),
+        (BLOCKING_PROGRAM, 'Simulator("pong") for', "Simulator(7) for", 'incompatible type "int"'),
+        (BLOCKING_PROGRAM, "gather(calls)", "gather(results)", 'Cannot determine type of "results"'),
+        (BLOCKING_PROGRAM, "gather(calls)", "gather(sims)", 'expected "Iterable[Call['),
+        (BLOCKING_PROGRAM, "timeout=5", 'timeout="5"', 'incompatible type "str"'),
     ],
 )
-def test_mistakes_are_found(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
-    source = PROGRAM.read_text()
+def test_mistakes_are_found(program: Path, right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
+    source = program.read_text()
     assert right in source
     assert complaint in _check(source.replace(right, wrong, 1), tmp_path)

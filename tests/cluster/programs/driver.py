@@ -56,6 +56,16 @@ class Commands:
         self._actors[name] = workload.Probe.options(**options)(*args)
         return self._actors[name].where()
 
+    def lend(self, name: str, actor: str, options: dict[str, Any]) -> Awaitable[Any]:
+        """Make an actor that holds another one; where it is."""
+        self._actors[name] = workload.Holder.options(**options)(self._actors[actor])
+        return self._actors[name].where()
+
+    async def find(self, name: str, public_name: str) -> str:
+        """The actor that another program has made; what it is for people."""
+        self._actors[name] = await asyncparl.get_actor(public_name)
+        return repr(self._actors[name])
+
     def call(self, name: str, method: str, *args: Any) -> Awaitable[Any]:
         return getattr(self._actors[name], method)(*args)  # type: ignore[no-any-return]
 
@@ -121,7 +131,10 @@ class Commands:
                         received[-1].append(item)
                         self._trained.release()
             except asyncparl.ActorDied as death:
-                print(f"{death.actor} died", flush=True)
+                print(f"{death.actor} died: {death.reason}", flush=True)
+            except asyncparl.ResourceError as error:
+                print(f"no actor: {error}", flush=True)
+                await trio.sleep(1)
 
     async def wait_trained(self, num: int) -> None:
         """Until so many items more have come."""

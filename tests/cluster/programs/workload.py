@@ -15,12 +15,16 @@ import asyncparl
 @asyncparl.remote_class
 class Probe:
     def __init__(self, failure: str = "") -> None:
+        self.num_restarts = 0
         if failure:
             raise ValueError(failure)
 
     def where(self) -> dict[str, Any]:
         """Where it runs."""
         return {"pid": os.getpid(), "network": os.readlink("/proc/self/ns/net"), "cwd": os.getcwd()}
+
+    def on_restart(self, num_restarts: int) -> None:
+        self.num_restarts = num_restarts
 
     def pid(self) -> int:
         return os.getpid()
@@ -58,3 +62,17 @@ class Probe:
             yield i
             i += 1
             time.sleep(pause_s)
+
+
+@asyncparl.remote_class(max_concurrency=8)
+class Holder:
+    """Uses an actor that somebody else owns."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def where(self) -> int:
+        return os.getpid()
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        return await getattr(self.actor, method)(*args)

@@ -1,0 +1,45 @@
+"""Ctrl-C in the main thread may end a wait at once, but must not leave a change half done that others rely on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGINT = int(signal.SIGINT)
+# Those of `signal` itself turn numbers into enums and back, which takes ten times as long.
+_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
+_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+
+
+class Uninterrupted:
+    """A block in which no KeyboardInterrupt is raised; one that comes meanwhile is raised at its end.
+
+    Only Python's own handler is held back: Trio has one for its tasks, and who installs another knows what it does.
+    """
+
+    __slots__ = ("_is_on", "_was_interrupted")
+
+    def __enter__(self) -> None:
+        self._was_interrupted = False
+        self._is_on = (
+            _handler_of(_SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+        )
+        if self._is_on:
+            _set_handler(_SIGINT, self._note)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._is_on:
+            _set_handler(_SIGINT, signal.default_int_handler)
+            if self._was_interrupted:
+                raise KeyboardInterrupt
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._was_interrupted = True
+
+
+def interrupt_main() -> None:
+    """Have KeyboardInterrupt raised in the main thread, whatever it waits for. In any other thread."""
+    signal.pthread_kill(threading.main_thread().ident or 0, _SIGINT)

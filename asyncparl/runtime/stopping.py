@@ -1,0 +1,42 @@
+"""How actors are stopped: one ladder of three rungs. Here are its rules and its limits; each rung is where it belongs.
+
+| rung    | what is done                                                     | how long, before the next one           |
+|---------|------------------------------------------------------------------|-----------------------------------------|
+| ask     | `CLOSE`: answer everything that was called before, then exit     | as long as its caller waits (a Trio     |
+|         |                                                                  | timeout); once answered `EXIT_LIMIT_S`  |
+| SIGTERM | to its process group; the actor's code sees `SystemExit`, so     | the grace of the one who stops it       |
+|         | that `finally` and `with` get their chance                       |                                         |
+| SIGKILL | to its process group, until the worker is reaped                 | `KILL_LIMIT_S`; then it is given up     |
+
+| who stops it                                     | enters at | grace                            |
+|--------------------------------------------------|-----------|----------------------------------|
+| `close`, the end of an actor's `async with`      | ask       | `CLOSE_GRACE_S`                  |
+| the end of a group, `ASK_LIMIT_S` for the asking | ask       | `CLOSE_GRACE_S`                  |
+| the end of a `connect()` block                   | SIGTERM   | `SESSION_GRACE_S`                |
+| a group that starts its members again            | SIGTERM   | `CLOSE_GRACE_S`                  |
+| a node that has lost the actor's owner           | SIGTERM   | `LINK_LOST_GRACE_S`              |
+| a node that is stopped                           | SIGTERM   | `DRAIN_GRACE_S`                  |
+| `kill`; what is too late or takes too much       | SIGKILL   |                                  |
+
+The owner asks, in `actor.py`. The node signals: `protocol/membership.py` has the deadlines, `workers.py` keeps them;
+only the zygote, the parent of the worker, sends signals. Grandchildren get both signals with the worker, in whose
+process group they are; what is left of the group when the worker has ended, however it ended, is killed.
+"""
+
+from __future__ import annotations
+
+ASK_LIMIT_S = 5.0
+"""What was called before may take so long, at the end of a group."""
+EXIT_LIMIT_S = 5.0
+"""For a worker that has answered everything: its `atexit` functions run."""
+CLOSE_GRACE_S = 1.0
+SESSION_GRACE_S = 1.0
+SESSION_LIMIT_S = 10.0
+"""For all of a session's actors; what is left then loses its owner."""
+LINK_LOST_GRACE_S = 0.5
+"""Nobody waits for what the actor does."""
+DRAIN_GRACE_S = 2.0
+KILL_LIMIT_S = 10.0
+"""SIGKILL ends everything but a process that waits for a broken disk, and nobody waits for that one."""
+REPORT_LIMIT_S = 2.0
+"""How long a lost link waits for the node to say why."""
