@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -23,6 +24,9 @@ _temporary_folder = pytest.StashKey[str]()
 def pytest_configure(config: pytest.Config) -> None:
     """Mark all processes that the tests start, and give them a temporary folder that no other run uses."""
     hypothesis.settings.load_profile("asyncparl-ci" if os.environ.get("CI") else "asyncparl")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a shell. Tests of Ctrl-C, and the programs that they start, would wait for ever.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     outer = os.environ.get(MARK)
     os.environ[MARK] = f"{outer}/{secrets.token_hex(8)}" if outer else secrets.token_hex(8)
     # pytest keeps what `tmp_path` holds of the last runs; that stays where it was.
