@@ -3,9 +3,9 @@
     python examples/ga3c_atari.py                        # Pong, two actors
     python examples/ga3c_atari.py --env breakout --num-actors 8 --steps 20000000
 
-Three things happen at once in this process: the event loop carries observations, actions and rollouts, a thread
-predicts, a thread learns. `asyncparl train ga3c --env pong` does the same and adds a run folder, checkpoints, a display,
-and new actors for those that die.
+Three things happen at once in this process: the event loop carries observations, actions and rollouts, one thread
+predicts, another one learns. `asyncparl train ga3c --env pong` does the same and adds a run folder, checkpoints, a
+display, and new actors for those that die.
 """
 
 import argparse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from asyncparl.algorithms.rollout import Rollout, num_agent_steps
 from asyncparl.algorithms.schedule import LinearDecay
 
 Precision = Literal["fp32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class Evaluation(NamedTuple):
@@ -62,7 +63,7 @@ class ActorCritic(Algorithm):
         precision: Precision,
     ) -> None:
         super().__init__(model)
-        if precision not in ("fp32", "bf16"):
+        if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}, expected 'fp32' or 'bf16'")
         self.optimizer = optimizer
         self.schedule = schedule

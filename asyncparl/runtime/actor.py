@@ -198,8 +198,9 @@ class ActorHandle(LinkedHandle):
                 await self._pause(restart)
                 if self._intended_end:
                     break
-            # A detached one may live on, out of our sight: its name is not ours to release.
-            if (self._supervisor is not None or self.public_name) and not self.is_detached:
+            # A detached one may live on, out of our sight: then its name is not ours to release.
+            is_over = not self.is_detached or self._process.has_certainly_ended
+            if is_over and (self._supervisor is not None or self.public_name):
                 self._session.withdraw(self.actor_id)
         finally:
             self._end()

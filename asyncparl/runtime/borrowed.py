@@ -55,7 +55,10 @@ class BorrowingSession(Protocol):
 
 
 class BorrowedHandle(LinkedHandle):
-    """An actor of somebody else. One connection at a time; after a loss the next call looks where the actor is now."""
+    """An actor of somebody else. One connection at a time; after a loss the next call looks where the actor is now.
+
+    What is called once a connection is lost goes over the next one, which is not made before it is known why.
+    """
 
     def __init__(
         self, session: BorrowingSession, reference: Reference, objects: Objects, death: ActorExited | None = None
@@ -71,6 +74,7 @@ class BorrowedHandle(LinkedHandle):
         self._reported = trio.Event()
         self._turn = threading.Lock()
         self._is_connecting = False
+        self._one_at_a_time = trio.Lock()
         self._error: Exception | None = None
         """Why it could not be reached the last time."""
         self._death = death
@@ -110,11 +114,12 @@ class BorrowedHandle(LinkedHandle):
 
     async def close(self) -> None:
         """End it after everything that we have called."""
+        call, link = self.call(CallKind.CLOSE, "close"), self._link
         try:
-            await self.call(CallKind.CLOSE, "close")
+            await call
         except (ActorDied, AsyncparlError):
             return
-        self._link.disconnect()
+        link.disconnect()
         with trio.move_on_after(REPORT_LIMIT_S):
             await self._reported.wait()
 
@@ -136,6 +141,15 @@ class BorrowedHandle(LinkedHandle):
 
     async def _serve_connection(self, link: Link) -> None:
         """From looking for the actor until the link is lost and all that was called over it is settled."""
+        try:
+            async with self._one_at_a_time:
+                await self._serve(link)
+        finally:
+            self._leave(link)
+            link.lose(self._why_dead)
+            self._objects.link_lost(link)
+
+    async def _serve(self, link: Link) -> None:
         actor_id = self._reference.process_id
         self._report, self._reported, self._error = None, trio.Event(), None
         why = "its caller has ended"
@@ -146,6 +160,7 @@ class BorrowedHandle(LinkedHandle):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._hang_up_after_report, link)
                 why = await link.run()
+                self._leave(link)
                 with trio.move_on_after(REPORT_LIMIT_S):
                     await self._reported.wait()
                 nursery.cancel_scope.cancel()
@@ -154,11 +169,15 @@ class BorrowedHandle(LinkedHandle):
         finally:
             self._report = self._report or ActorExited(actor_id, why, None, None, [])
             self.node = None
-            with self._turn:
+            self._leave(link)
+            link.lose(self._why_dead)  # with this report
+
+    def _leave(self, link: Link) -> None:
+        """No call is to go this way any more."""
+        with self._turn:
+            if self._link is link:
                 self._is_connecting = False
                 self._link = self._new_link()
-            link.lose(self._why_dead)
-            self._objects.link_lost(link)
 
     async def _find(self) -> NodeLink:
         """Where the actor is now. If its owner starts it again, the master waits for that once it knows of the death.

@@ -48,6 +48,8 @@ class Incarnation:
         self.node: NodeLink | None = None
         """Where it runs, once that is decided."""
         self.pid: int | None = None
+        self.has_certainly_ended = False
+        """Its node has said so."""
         self.refusal: Exception | None = None
         """Why there is no place for it: then no process has died."""
         self._session = session
@@ -111,12 +113,12 @@ class Incarnation:
     def exited(self, report: ActorExited) -> None:
         """The node says how the process ended. What it says of an earlier one comes too late."""
         if report.num_restarts == self.num:
-            self._report = report
-            self._reported.set()
+            self.has_certainly_ended = True
+            self._note(report)
 
     def node_lost(self, why: str) -> None:
         """The node is gone, and with it the process, as far as we shall ever know."""
-        self.exited(self._unreported(f"its node is gone: {why}"))
+        self._note(self._unreported(f"its node is gone: {why}"))
         self.link.disconnect()
 
     async def _run(self) -> str:
@@ -162,6 +164,10 @@ class Incarnation:
         await self._reported.wait()
         await trio.sleep(1)
         self.link.disconnect()
+
+    def _note(self, report: ActorExited) -> None:
+        self._report = report
+        self._reported.set()
 
     def _why_stopped(self, why: str) -> str:
         if self._was_asked:

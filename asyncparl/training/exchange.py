@@ -195,7 +195,8 @@ class Predicted(Exchange):
 
     def __init__(self, setup: ExchangeSetup) -> None:
         super().__init__(setup)
-        seed = (setup.config.seed << 32) + (setup.newest.version << 8)  # a resumed run draws what was not drawn before
+        # With the version, because a resumed run is not to draw again what was drawn before.
+        seed = ((setup.config.seed << 32) + (setup.newest.version << 8)) % 2**63
         self._predictor = Predictor(setup.config, setup.interface, setup.model_class, seed=seed)
         self.publish()
 

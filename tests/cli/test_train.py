@@ -1,4 +1,4 @@
-"""`asyncparl train impala` as its users meet it: in a process of its own, with signals, and with mistakes."""
+"""`asyncparl train` as its users meet it: in a process of its own, with signals, and with mistakes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import asyncparl
 from asyncparl.cli import commands, main
 from asyncparl.training.checkpoint import list_checkpoints, load_checkpoint
+from asyncparl.training.presets import ALGORITHM_NAMES
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
@@ -26,10 +28,10 @@ CATCH = ("--env", "asyncparl/Catch-v0", "--learning-rate", "0.005", *SMALL)
 
 
 @contextmanager
-def _started(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def _started(*arguments: str, folder: Path, algorithm: str = "impala") -> Iterator[subprocess.Popen[str]]:
     """The command in a process group of its own, as a shell would start it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "asyncparl.cli", "train", "impala", *arguments],
+        [sys.executable, "-m", "asyncparl.cli", "train", algorithm, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -44,9 +46,9 @@ def _started(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def _train(*arguments: str, folder: Path) -> str:
+def _train(*arguments: str, folder: Path, algorithm: str = "impala") -> str:
     """Run it to its end; what it wrote."""
-    with _started(*arguments, folder=folder) as process:
+    with _started(*arguments, folder=folder, algorithm=algorithm) as process:
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     return output
@@ -105,6 +107,26 @@ def test_a_signal_stops_cleanly_and_the_run_can_go_on(number: signal.Signals, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "lag"), [("a2c", r"0\.0 \(max 0\)"), ("ga3c", r"\d+\.\d \(max \d+\)")])
+def test_the_other_algorithms_are_trained_and_resumed_alike(algorithm: str, lag: str, tmp_path: Path) -> None:
+    small = ("--env", "pong", "--envs-per-actor", "2", "--actors", "2", "--unroll-length", "5")
+    if algorithm == "ga3c":
+        small = (*small, "--batch-size", "4")
+    output = _train(*small, "--steps", "200", "--run-dir", "run", folder=tmp_path, algorithm=algorithm)
+    assert re.search(rf"^algorithm +{algorithm}$", output, re.MULTILINE)
+    assert re.search(rf"200/200 steps .* lag {lag}", output)
+    assert "finished after 200 steps" in output
+    output = _train("--resume", "run", "--steps", "300", folder=tmp_path, algorithm=algorithm)
+    assert "finished after 300 steps" in output
+    assert _steps(tmp_path / "run")[-1] == 300
+
+    with _started("--resume", "run", "--steps", "400", folder=tmp_path) as process:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert output == f"error: the run in run is of {algorithm}, not of impala\n"
+
+
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
@@ -127,9 +149,14 @@ def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path: Path) -> None:
         assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
 
 
-def _fails(arguments: Sequence[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+def _fails(
+    arguments: Sequence[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str = "impala",
+) -> str:
     """The one line that the command writes, in this process."""
-    monkeypatch.setattr(sys, "argv", ["asyncparl", "train", "impala", *arguments])
+    monkeypatch.setattr(sys, "argv", ["asyncparl", "train", algorithm, *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
     captured = capsys.readouterr()
@@ -168,6 +195,11 @@ def _fails(arguments: Sequence[str], capsys: pytest.CaptureFixture[str], monkeyp
         ("--env pong --model nowhere:Mine", "error: model 'nowhere:Mine': No module named 'nowhere'"),
         ("--resume missing", "error: missing is no run folder"),
         ("--resume missing --run-dir new", "error: --run-dir is for new runs"),
+        ("--resume missing --preset parl", "error: --preset is for new runs"),
+        ("--env pong --preset mine", "error: Invalid value for '--preset': 'mine' is not one of 'ours', 'paper', "),
+        ("--env pong --optimizer sgd", "error: Invalid value for '--optimizer': 'sgd' is not one of 'adam', "),
+        ("--env pong --optimizer adam --rms-epsilon 0.1", "error: rms_epsilon is only for RMSProp, and the optimizer"),
+        ("--env pong --log-epsilon 0.1", "error: No such option '--log-epsilon'"),
     ],
 )
 def test_a_mistake_is_one_clear_line(
@@ -184,13 +216,50 @@ def test_a_mistake_is_one_clear_line(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_every_option_is_explained_with_its_default() -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "arguments", "line"),
+    [
+        ("a2c", "--env pong --batch-size 8", "error: No such option '--batch-size'"),
+        ("a2c", "--env pong --predictors 2", "error: No such option '--predictors'"),
+        ("ga3c", "--env pong --log-epsilon 1", "error: log_epsilon must be 0 or more and less than 1, not 1.0"),
+        ("ga3c", "--env pong --prediction-batch-size 8", "error: prediction_batch_size (8) must not be less than envs"),
+    ],
+)
+def test_a_mistake_with_another_algorithm_is_one_clear_line_too(
+    algorithm: str,
+    arguments: str,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _fails(arguments.split(), capsys, monkeypatch, algorithm).startswith(line)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+def test_every_option_is_explained_with_its_default(algorithm: str) -> None:
     train = commands.commands["train"]
-    impala = train.commands["impala"]  # type: ignore[attr-defined]
-    for option in impala.params:
+    command = train.commands[algorithm]  # type: ignore[attr-defined]
+    for option in command.params:
         assert option.help, option.name
         if option.name not in ("env", "resume", "model", "env_options"):
             assert "[default: " in option.help, option.name
+
+
+def test_each_command_shows_the_settings_of_its_algorithm() -> None:
+    shown = {}
+    for algorithm in ALGORITHM_NAMES:
+        result = CliRunner().invoke(commands, ["train", algorithm, "--help"], terminal_width=1000)
+        shown[algorithm] = result.output
+    assert all(title in shown[title.lower()] for title in ("IMPALA", "A2C", "GA3C"))
+    assert "--unroll-length INTEGER RANGE" in shown["a2c"]
+    assert re.search(r"Steps of an environment in one rollout\.\s+\[default: 5\]", shown["ga3c"])
+    assert re.search(r"Steps of an environment in one rollout\.\s+\[default: 20\]", shown["a2c"])
+    only = {"--batch-size": "impala ga3c", "--predictors": "ga3c", "--normalise-advantages": "a2c ga3c"}
+    for option, algorithms in only.items():
+        assert [name for name in ALGORITHM_NAMES if option in shown[name]] == algorithms.split()
 
 
 def _python(program: str) -> subprocess.CompletedProcess[str]:
@@ -203,7 +272,7 @@ def test_help_needs_neither_torch_nor_gymnasium() -> None:
     program = """
 import sys
 from asyncparl.cli import commands
-for arguments in (["--help"], ["train", "impala", "--help"]):
+for arguments in (["--help"], *(["train", name, "--help"] for name in ("impala", "a2c", "ga3c"))):
     commands.main(arguments, standalone_mode=False)
 print("loaded:", sorted({"torch", "numpy", "gymnasium", "tensorboard"} & set(sys.modules)))
 """

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-
-from tests.proc import process_table
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -96,6 +91,8 @@ EVERYWHERE = """
                 value = inner()
                 print(type(await local().inner(value)) is inner)
             print(await Outer.__wrapped__.Nested().answer())
+            await asyncparl.set_attribute(outer, "level", Point(3))
+            print((await outer.level).x)
             for call in [outer.fail(), Outer(fails=True).count()]:
                 try:
                     await call
@@ -117,6 +114,7 @@ EXPECTED = """\
 True
 True
 42
+3
 method: asked to
 start: asked to
 True
@@ -388,200 +386,6 @@ def test_forks_connect_for_themselves_and_so_does_who_has_made_them(tmp_path: Pa
     *lines, last = done.stdout.splitlines()
     assert lines == ["(1, 0) (1, 0)", "not connected", "parent"]
     assert "this process was forked from one that used NNG" in last
-
-
-# --- how it ends --------------------------------------------------------------------------------------------------
-
-BUSY = """
-    import os, signal, sys, threading, time, trio, asyncparl
-
-    kept = []
-
-    @asyncparl.remote_class(max_concurrency=4)
-    class Worker:
-        def __init__(self, seconds=0): time.sleep(seconds)
-        def echo(self, value): return value
-        def sleep(self): time.sleep(600)
-        async def rest(self): await trio.sleep_forever()
-        def stream(self):
-            number = 0
-            while True:
-                yield number
-                number += 1
-
-    async def make_busy():
-        worker = Worker()
-        await worker.echo(1)
-        stream, unused = worker.stream(), worker.stream()
-        await anext(stream)
-        kept.extend([worker, stream, unused, worker.rest(), worker.sleep(), worker.echo(2)])
-        kept.extend([Worker(600), Worker().echo(3)])
-        cycle = [Worker(), kept]
-        cycle.append(cycle)
-        unused.cancel()
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        ("pass", (0, "")),
-        ("return", (0, "")),
-        ("raise ValueError('mine')", (1, "ValueError: mine")),
-        ("sys.exit(7)", (7, "")),
-        ("sys.exit('good bye')", (1, "good bye")),
-        ("raise KeyboardInterrupt", (-signal.SIGINT, "KeyboardInterrupt")),
-        ("os.kill(os.getpid(), signal.SIGINT); await trio.sleep(9)", (-signal.SIGINT, "KeyboardInterrupt")),
-        ("None.missing", (1, "AttributeError: 'NoneType'")),
-    ],
-)
-def test_a_program_in_the_middle_of_things_ends_soon_and_without_noise(
-    end: str, expected: tuple[int, str], tmp_path: Path
-) -> None:
-    program = textwrap.dedent(BUSY) + textwrap.dedent(f"""
-        async def main():
-            async with asyncparl.connect():
-                await make_busy()
-                {end}
-
-        if __name__ == "__main__":
-            trio.run(main)
-    """)
-    write(tmp_path, {"program.py": program})
-    done = run("-X", "dev", "program.py", cwd=tmp_path)
-    code, last_line = expected
-    assert done.returncode == code
-    assert done.stdout == ""
-    lines = done.stderr.splitlines() or [""]
-    assert lines[-1].startswith(last_line)
-    assert bool(lines[-1]) == bool(last_line)
-    assert not any("Warning" in line or "Exception ignored" in line for line in lines)
-
-
-MOMENTS = 14
-"""How many times `MORTAL` says that it might end now."""
-MORTAL = textwrap.dedent(BUSY) + textwrap.dedent("""
-    moment, number = int(sys.argv[1]), int(sys.argv[2])
-    at = -1
-
-    def die():
-        os.kill(os.getpid(), number)
-
-    def now():
-        global at
-        at += 1
-        if at == moment:
-            die()
-
-    def soon(seconds):
-        global at
-        at += 1
-        if at == moment:
-            timer = threading.Timer(seconds, die)
-            timer.daemon = True
-            timer.start()
-
-    async def main():
-        for seconds in (0, 0.05, 0.1, 0.2, 0.4):
-            soon(seconds)
-        async with asyncparl.connect():
-            now()
-            worker = Worker()
-            now()
-            await worker.echo(1)
-            now()
-            await make_busy()
-            now()
-            other = Worker()
-            await other.echo(1)
-            soon(0)
-            await asyncparl.close(other)
-            now()
-            soon(0.01)
-            async with asyncparl.connect():
-                Worker()
-                now()
-            soon(0)
-        time.sleep(5 if moment > at else 0)  # there are more moments than that
-
-    if __name__ == "__main__":
-        trio.run(main)
-        print("it was not killed")
-""")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_program_may_be_killed_at_any_moment(number: signal.Signals, tmp_path: Path) -> None:
-    write(tmp_path, {"program.py": MORTAL})
-    mark = secrets.token_hex(8)
-    programs = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "program.py"), str(moment), str(int(number))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "MORTAL": mark},
-        )
-        for moment in range(MOMENTS)
-    ]
-    for moment, program in enumerate(programs):
-        output, errors = program.communicate(timeout=LIMIT_S)
-        assert (program.returncode, output) == (-number, ""), (moment, errors)
-    deadline = time.monotonic() + 15
-    while left := process_table(f"MORTAL={mark}".encode(), set()):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
-
-
-def test_a_test_that_fails_and_keeps_its_actors_is_no_harm_to_the_next(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        test_inner="""
-        import sys
-        import asyncparl
-
-        kept = []
-
-        class Plain:
-            def fail(self): raise ValueError("mine")
-
-        Remote = None
-
-        async def test_first():
-            async with asyncparl.connect():
-                worker = Worker()
-                stream = worker.stream()
-                await anext(stream)
-                kept.append((worker, stream, worker.rest()))
-                try:
-                    await worker.fail()
-                except ValueError as error:
-                    kept.append(error)
-                assert False, "on purpose"
-
-        async def test_second():
-            assert kept
-            async with asyncparl.connect() as cluster:
-                assert await Worker().echo(1) == 1
-                assert cluster.num_actors == 1
-            for call in kept[0][1:]:
-                assert call.done()
-
-        @asyncparl.remote_class(max_concurrency=2)
-        class Worker:
-            def echo(self, value): return value
-            def fail(self): raise ValueError("mine")
-            def stream(self): yield from range(10)
-            async def rest(self):
-                import trio
-                await trio.sleep_forever()
-    """
-    )
-    pytester.makeini("[pytest]\ntrio_mode = true\nfilterwarnings = error\n")
-    pytester.syspathinsert(REPOSITORY)
-    result = pytester.runpytest_subprocess("-q", timeout=LIMIT_S)
-    result.assert_outcomes(passed=1, failed=1)
-    assert "on purpose" in result.stdout.str()
 
 
 # --- what is seen of its actors -----------------------------------------------------------------------------------

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncparl import machine
+from asyncparl.algorithms import actor_critic, optimizers
 from asyncparl.training import ConfigError, TrainingConfig, config
 from asyncparl.training.environments import EnvironmentOptions
+from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS, PRESET_NAMES
+from asyncparl.training.recipes import RECIPES
 
 WRONG = [
     ({"env": ""}, "env must be the name of an environment"),
@@ -32,7 +37,24 @@ WRONG = [
     ({"entropy_cost": -0.01}, "entropy_cost must be 0 or more"),
     ({"discount": 1.01}, "discount must be between 0 and 1"),
     ({"max_grad_norm": 0}, "max_grad_norm must be more than 0"),
+    ({"max_grad_norm": float("nan")}, "max_grad_norm must be more than 0, not nan"),
+    ({"lambda_": -0.1}, "lambda_ must be between 0 and 1, not -0.1"),
     ({"precision": "fp16"}, "precision must be fp32 or bf16, not 'fp16'"),
+    ({"optimizer": "sgd"}, "optimizer must be adam or rmsprop or rmsprop_tf, not 'sgd'"),
+    ({"algorithm": "ppo"}, "algorithm must be one of impala, a2c, ga3c, not 'ppo'"),
+    ({"log_epsilon": 1e-6}, "log_epsilon is only for ga3c, not for impala"),
+    ({"normalise_advantages": False}, "normalise_advantages is only for a2c and ga3c, not for impala"),
+    ({"algorithm": "a2c", "num_predictors": 1}, "num_predictors is only for ga3c, not for a2c"),
+    ({"algorithm": "a2c", "batch_size": 33}, r"batch_size \(33\) must be num_actors \(2\) times envs_per_actor \(16\)"),
+    ({"algorithm": "a2c", "normalise_advantages": 1}, "normalise_advantages must be true or false, not 1"),
+    ({"algorithm": "ga3c", "log_epsilon": 1.0}, "log_epsilon must be 0 or more and less than 1, not 1.0"),
+    ({"algorithm": "ga3c", "log_epsilon": "small"}, "log_epsilon must be a number, not 'small'"),
+    ({"algorithm": "ga3c", "num_predictors": 0}, "num_predictors must be at least 1, not 0"),
+    ({"algorithm": "ga3c", "num_predictors": 1.5}, "num_predictors must be a whole number, not 1.5"),
+    (
+        {"algorithm": "ga3c", "prediction_batch_size": 31},
+        r"prediction_batch_size \(31\) must not be less than envs_per_",
+    ),
     ({"learner_threads": 0}, "learner_threads must be at least 1"),
     ({"checkpoint_interval_s": 0}, "checkpoint_interval_s must be more than 0"),
     ({"max_actor_restarts": -1}, "max_actor_restarts must be 0 or more"),
@@ -62,6 +84,65 @@ def test_settings_come_back_from_json_as_they_were() -> None:
     assert TrainingConfig.from_json(json.loads(text)) == original
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+@pytest.mark.parametrize("preset", PRESET_NAMES)
+def test_every_preset_is_sound_and_comes_back_from_json(algorithm: Any, preset: Any) -> None:
+    chosen = TrainingConfig.for_this_machine("pong", algorithm=algorithm, preset=preset, device="cpu")
+    for name, value in DEFAULTS[algorithm].presets[preset].items():
+        if preset != "ours" or name != "num_predictors":  # which is by the machine
+            assert getattr(chosen, name) == value, name
+    text = json.dumps(chosen.to_json(), allow_nan=False)
+    assert TrainingConfig.from_json(json.loads(text)) == chosen
+
+
+def test_what_is_not_given_is_as_our_preset_says() -> None:
+    for algorithm in ALGORITHM_NAMES:
+        chosen = TrainingConfig(env="pong", algorithm=algorithm)
+        for name, value in DEFAULTS[algorithm].presets["ours"].items():
+            assert getattr(chosen, name) == value, name
+
+
+def test_only_the_settings_of_the_algorithm_are_saved() -> None:
+    saved = {name: TrainingConfig(env="pong", algorithm=name).to_json() for name in ALGORITHM_NAMES}
+    assert "log_epsilon" in saved["ga3c"] and "log_epsilon" not in saved["a2c"]
+    assert "normalise_advantages" in saved["a2c"] and "normalise_advantages" not in saved["impala"]
+    assert saved["a2c"]["batch_size"] == 32
+    assert not any(value is None for name, value in saved["impala"].items() if name not in NONE_BY_DEFAULT)
+
+
+NONE_BY_DEFAULT = ("env_options", "model", "cluster")
+
+
+def test_settings_that_were_saved_before_there_were_other_algorithms_are_impalas() -> None:
+    old = {"env": "pong", "steps": 5, "num_actors": 1, "envs_per_actor": 4, "rms_epsilon": 0.02}
+    assert TrainingConfig.from_json(old) == TrainingConfig(algorithm="impala", **old)
+
+
+def test_a_batch_of_a2c_is_one_rollout_of_every_actor() -> None:
+    chosen = TrainingConfig(env="pong", algorithm="a2c", num_actors=3, envs_per_actor=5)
+    assert chosen.batch_size == 15
+    assert chosen.replace(num_actors=6, batch_size=30).batch_size == 30
+    with pytest.raises(ConfigError, match=r"^batch_size \(15\) must be num_actors \(6\)"):
+        chosen.replace(num_actors=6)
+
+
+def test_an_epsilon_for_an_optimizer_that_has_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^rms_epsilon is only for RMSProp, and the optimizer is adam$"):
+        TrainingConfig.for_this_machine("pong", optimizer="adam", rms_epsilon=0.1)
+
+
+def test_an_unknown_preset_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"^preset must be one of ours, paper, parl, not 'mine'$"):
+        TrainingConfig.for_this_machine("pong", preset="mine")  # type: ignore[arg-type]
+
+
+def test_names_are_the_same_wherever_they_are_written() -> None:
+    assert config.OPTIMIZERS == optimizers.OPTIMIZERS
+    assert set(config.PRECISIONS) == set(actor_critic.PRECISIONS)
+    assert RECIPES.keys() == DEFAULTS.keys() == set(ALGORITHM_NAMES)
+    assert all(tuple(defaults.presets) == PRESET_NAMES for defaults in DEFAULTS.values())
+
+
 def test_settings_of_another_version_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"not the settings of this version.*'lr'"):
         TrainingConfig.from_json({"env": "pong", "lr": 1.0})
@@ -82,6 +163,28 @@ def test_every_core_has_work(
     monkeypatch.setattr(config, "usable_cpus", lambda: num_cpus)
     chosen = TrainingConfig.for_this_machine("pong", device=device)
     assert (chosen.num_actors, chosen.learner_threads) == (num_actors, learner_threads)
+    assert chosen.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_cpus", "device", "expected"),
+    [
+        ("a2c", 1, "cpu", (1, 1, None)),
+        ("a2c", 2, "cpu", (2, 1, None)),
+        ("a2c", 16, "cpu", (16, 8, None)),
+        ("a2c", 16, "cuda", (16, 1, None)),
+        ("ga3c", 1, "cpu", (1, 1, 1)),
+        ("ga3c", 2, "cpu", (2, 1, 1)),
+        ("ga3c", 32, "cpu", (18, 10, 4)),
+        ("ga3c", 16, "cuda", (14, 1, 1)),
+    ],
+)
+def test_cores_are_shared_as_the_algorithm_needs_them(
+    algorithm: Any, num_cpus: int, device: str, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "usable_cpus", lambda: num_cpus)
+    chosen = TrainingConfig.for_this_machine("pong", algorithm=algorithm, device=device)
+    assert (chosen.num_actors, chosen.learner_threads, chosen.num_predictors) == expected
     assert chosen.warnings() == []
 
 
@@ -127,3 +230,15 @@ def test_the_quota_of_a_container_counts(
     (tmp_path / "cpu.max").write_text(text)
     monkeypatch.setattr(machine, "_CGROUP_CPUS", tmp_path / "cpu.max")
     assert machine._cgroup_cpus() == num_cpus
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+def test_the_documentation_shows_the_presets_as_they_are(algorithm: Any) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    section = text.partition(f"\n## {DEFAULTS[algorithm].title}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\S.*?) \| (\S.*?) \| (\S.*?) \|$", section, re.MULTILINE)
+    for number, preset in enumerate(PRESET_NAMES, start=1):
+        settings = DEFAULTS[algorithm].presets[preset]
+        shown = {row[0]: row[number].replace("none", "inf") for row in rows if row[number] != "by the machine"}
+        by_the_machine = {"num_predictors"} if preset == "ours" else set()
+        assert shown == {name: str(value) for name, value in settings.items() if name not in by_the_machine}
