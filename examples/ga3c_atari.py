@@ -31,9 +31,9 @@ from asyncparl.training.sampler import ActorCriticPolicy, Sample, Unroller
 class Args:
     env: str = "pong"
     num_actors: int = 2
-    envs_per_group: int = 16  # every actor has two groups of games
+    envs_per_group: int = 32  # every actor has two groups of games
     unroll_length: int = 5  # t_max
-    batch_columns: int = 64  # B, each the unroll of one environment
+    batch_columns: int = 128  # B, each the unroll of one environment
     steps: int = 10_000_000  # agent steps; a frame is a quarter of one
     learning_rate: float = 6e-4
     seed: int = 1

@@ -102,7 +102,7 @@ DEFAULTS: Mapping[AlgorithmName, Defaults] = {
     }),
     "ga3c": Defaults("GA3C", threads=_ga3c_threads, presets={
         "ours": {
-            **_GA3C, "envs_per_actor": 32, "batch_size": 64, "prediction_batch_size": 128,
+            **_GA3C, "envs_per_actor": 64, "batch_size": 128, "prediction_batch_size": 128,
             "optimizer": "rmsprop", "learning_rate": 6e-4,
         },
         "paper": {

@@ -147,22 +147,6 @@ async def test_the_actors_of_a_node_that_is_silent_for_long_are_given_up_and_it_
 
 
 @pytest.mark.slow
-async def test_a_zygote_that_stands_still_for_long_is_waited_for() -> None:
-    with trio.fail_after(LIMIT_S):
-        async with asyncparl.connect():
-            scene = await make_scene()
-            scene.processes["zygote"].suspend()
-            try:
-                late = Echo().add(1)
-                await trio.sleep(SILENCE_S)
-                await scene.goes_on()
-            finally:
-                scene.processes["zygote"].resume()
-            assert await late == 1
-            await scene.goes_on()
-
-
-@pytest.mark.slow
 @either_process
 async def test_a_process_that_stands_still_for_good_does_not_keep_the_block_open(which: str) -> None:
     with trio.fail_after(LIMIT_S):

@@ -411,9 +411,11 @@ def test_what_goes_wrong_in_actors_is_seen_though_nobody_asks(tmp_path: Path) ->
             def missing(self): raise LookupError("raised in a thread")
 
         async def main():
-            async with asyncparl.connect():
+            async with asyncparl.connect() as cluster:
                 Broken()
                 await Talking().talk()
+                while cluster.num_actors > 1:
+                    await trio.sleep(0.01)
 
         if __name__ == "__main__":
             trio.run(main)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ import trio
 from asyncparl.runtime.service import NodeOptions, serve_master, serve_node
 from asyncparl.training import Trainer, TrainingConfig
 from asyncparl.training.environments import CATCH_ID
+from asyncparl.training.presets import ALGORITHM_NAMES
 from asyncparl.transport.addresses import TcpAddress
 from tests.training.test_trainer import LIMIT_S, Watcher
 
@@ -61,12 +63,14 @@ async def start_node(master: TcpAddress, nodes: trio.Nursery, name: str) -> trio
     return scope
 
 
-async def test_a_run_goes_on_when_a_node_goes_and_another_comes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+async def test_a_run_goes_on_when_a_node_goes_and_another_comes(algorithm: Any, tmp_path: Path) -> None:
     async with a_master() as (master, nodes):
         doomed = await start_node(master, nodes, "doomed")
         await start_node(master, nodes, "steady")
         config = TrainingConfig(
             env=CATCH_ID,
+            algorithm=algorithm,
             cluster=str(master),
             steps=60_000,
             num_actors=2,
