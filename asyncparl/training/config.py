@@ -54,8 +54,8 @@ class TrainingConfig:
     another algorithm has must not be given.
 
     Attributes:
-        algorithm: "impala", "a2c" or "ga3c".
         env: an Atari game ("pong") or a gymnasium id.
+        algorithm: "impala", "a2c" or "ga3c".
         env_options: how it is preprocessed; None: as `EnvironmentOptions` says.
         model: "module:Class" of the network; None: the default one for such observations.
         steps: agent steps to learn from, before the run ends.

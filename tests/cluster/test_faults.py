@@ -13,6 +13,8 @@ import pytest
 from tests.cluster.clusters import Cluster, is_gone, node_of, used_cpus, wait_used
 from tests.cluster.processes import Driver, Program, Reply, until
 
+pytestmark = pytest.mark.slow
+
 MOMENT_S = 1.0
 SILENCE_S = 8.0
 """Longer than anybody may be silent."""
@@ -76,7 +78,6 @@ def test_a_process_that_stands_still_for_a_moment_is_not_missed(who: str, site: 
     assert site.driver.leave() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["master", "driver"])
 def test_neither_a_master_nor_a_program_has_to_give_signs_of_life(who: str, site: Site) -> None:
     work = start_work(site.driver, SILENCE_S + 1)
@@ -97,7 +98,6 @@ def test_neither_a_master_nor_a_program_has_to_give_signs_of_life(who: str, site
     assert site.driver.leave() == 0
 
 
-@pytest.mark.slow
 def test_a_node_that_stands_still_for_long_loses_its_actors_and_comes_back(site: Site) -> None:
     work = start_work(site.driver, 600)
     node = site.process("node", work.pids[0])
@@ -127,7 +127,6 @@ def test_a_killed_zygote_takes_its_actors_along_and_those_of_other_nodes_go_on(s
     assert site.driver.leave() == 0
 
 
-@pytest.mark.slow
 def test_a_program_that_is_killed_while_it_makes_actors_leaves_nothing_at_the_node(site: Site) -> None:
     for moment in range(5):
         other = site.cluster.start_driver()

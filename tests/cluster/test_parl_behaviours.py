@@ -39,6 +39,7 @@ def num_ready(driver: Driver) -> int:
     return sum(node.state == "ready" for node in driver.view().nodes)
 
 
+@pytest.mark.slow
 def test_two_nodes_of_four_cpus_run_eight_actors_at_once(cluster: Cluster) -> None:
     for name in ("one", "two"):
         cluster.start_node(name, "--cpus", "4", waits=False)
@@ -79,6 +80,7 @@ def test_nodes_are_counted_as_they_join_and_as_they_are_killed(cluster: Cluster)
     assert driver.leave() == 0
 
 
+@pytest.mark.slow
 def test_the_status_shows_what_is_in_use(cluster: Cluster) -> None:
     cluster.start_node("node", "--cpus", "2")
     driver = cluster.start_driver()
@@ -139,6 +141,7 @@ def test_connecting_where_no_master_is_fails_with_the_address(cluster: Cluster) 
     assert last.startswith("asyncparl.errors.ResourceError: no master answers at") and address in last
 
 
+@pytest.mark.slow
 def test_a_program_uses_several_clusters_at_once(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start_node("of the first", "--cpus", "1")
     with Cluster(tmp_path) as other:
@@ -202,6 +205,7 @@ FAR = """
 """
 
 
+@pytest.mark.slow
 def test_files_that_were_sent_can_be_read_after_they_are_gone_here(tmp_path: Path) -> None:
     skip_without_hosts()
     for name, text in {

@@ -119,16 +119,22 @@ class Victim:
         await trio.lowlevel.checkpoint()
         return inflict(name)
 
-    def inflict_in_stream(self, name: str) -> Iterator[str]:
+    def inflict_in_stream(self, name: str, gate: Path) -> Iterator[str]:
         yield "first"
-        yield inflict(name)
+        yield self.inflict(name, gate)
 
-    async def inflict_in_async_stream(self, name: str) -> AsyncIterator[str]:
+    async def inflict_in_async_stream(self, name: str, gate: Path) -> AsyncIterator[str]:
         yield "first"
+        while not gate.exists():
+            await trio.sleep(0.005)
         yield inflict(name)
 
     def inflict_at_signal(self, name: str) -> int:
-        signal.signal(signal.SIGUSR1, lambda *_: inflict(name))
+        def at_signal(*_: object) -> None:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # once
+            inflict(name)
+
+        signal.signal(signal.SIGUSR1, at_signal)
         return os.getpid()
 
     def inflict_at_exit(self, name: str) -> None:
@@ -249,11 +255,12 @@ async def test_a_fault_in_a_method_fails_its_call_and_those_that_the_actor_canno
 
 
 @pytest.mark.parametrize("method", ["inflict_in_stream", "inflict_in_async_stream"])
-async def test_a_fault_in_a_stream_ends_it_after_the_items_that_came_before(method: str) -> None:
+async def test_a_fault_in_a_stream_ends_it_after_the_items_that_came_before(method: str, tmp_path: Path) -> None:
     async def check(name: str, fault: Fault) -> None:
         victim = Victim()
-        stream = getattr(victim, method)(name)
+        stream = getattr(victim, method)(name, tmp_path / name)
         assert await anext(stream) == "first"
+        (tmp_path / name).touch()
         await settles(anext(stream), fault)
         if not fault.is_deadly:
             assert await victim.echo(1) == 1
@@ -286,7 +293,9 @@ async def test_a_fault_of_an_idle_actor_is_known_before_the_next_call() -> None:
         pid = await victim.inflict_at_signal(name)
         os.kill(pid, signal.SIGUSR1)
         while fault.is_deadly and "dead" not in repr(victim):
-            await trio.sleep(0.01)
+            await trio.sleep(0.05)
+            with contextlib.suppress(ProcessLookupError):  # Python hears it late if it was just about to wait
+                os.kill(pid, signal.SIGUSR1)
         assert await settles(victim.echo("went on"), fault) in (CallFate.NEVER_STARTED, None)
         await asyncparl.close(victim)
 

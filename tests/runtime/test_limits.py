@@ -85,6 +85,7 @@ def num_switches(processes: list[psutil.Process]) -> int:
     return num
 
 
+@pytest.mark.slow
 async def test_idle_actors_do_not_even_wake_up() -> None:
     async with asyncparl.connect():
         workers = [Worker() for _ in range(3)]
@@ -132,6 +133,7 @@ def own_memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.slow
 async def test_connecting_again_and_again_leaves_no_descriptors_open() -> None:
     num_files = []
     for number in range(5):

@@ -181,6 +181,7 @@ async def test_calls_that_nobody_has_awaited_yet_run_at_the_same_time_on_all_act
         assert failing.done()
 
 
+@pytest.mark.slow
 async def test_gpus_are_given_to_one_actor_each_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     async with asyncparl.connect() as cluster:

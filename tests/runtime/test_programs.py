@@ -223,6 +223,7 @@ def test_a_module_that_cannot_be_imported_by_actors_is_named(tmp_path: Path) -> 
     assert "sims.py" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_class_whose_attributes_cannot_be_sent_is_found_by_its_name(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -365,6 +366,7 @@ def test_a_fork_of_a_program_cannot_use_its_actors_and_does_not_harm_it(tmp_path
     assert (done.returncode, done.stdout) == (0, "RuntimeError 0\nhere\n" * 2)
 
 
+@pytest.mark.slow
 def test_forks_connect_for_themselves_and_so_does_who_has_made_them(tmp_path: Path) -> None:
     program = textwrap.dedent(FORKING) + textwrap.dedent("""
         async def main():
