@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import Module
 
-from asyncparl.algorithms.actor_critic import ActorCritic, Precision
+from asyncparl.algorithms.actor_critic import ActorCritic, Evaluation, Objective, Precision
 from asyncparl.algorithms.losses import normalised, policy_gradient_loss
 from asyncparl.algorithms.optimizers import OptimizerName, make_optimizer
 from asyncparl.algorithms.returns import gae
-from asyncparl.algorithms.rollout import Rollout, check_rollout
+from asyncparl.algorithms.rollout import Rollout
 from asyncparl.algorithms.schedule import LinearDecay
 
 
@@ -74,22 +74,17 @@ class A2C(ActorCritic):
         self.lambda_ = lambda_
         self.normalise_advantages = normalise_advantages
 
-    def learn(self, rollout: Rollout[Tensor]) -> dict[str, Tensor]:
-        """One update from one rollout on the model's device.
+    @property
+    def can_be_split(self) -> bool:
+        """Not with normalised advantages, whose mean is that of all environments."""
+        return not self.normalise_advantages
 
-        Returns:
-            Detached scalars; reading one waits for the device. Losses and their total are sums over the steps.
-
-        Raises:
-            ValueError: a field of the rollout has the wrong shape or dtype. Nothing has changed then.
-        """
-        check_rollout(rollout)
-        evaluation = self.evaluate(rollout)
+    def _objective(self, rollout: Rollout[Tensor], evaluation: Evaluation) -> Objective:
         values = evaluation.values.detach()
         advantages = self._advantages(rollout, values)
         weights = normalised(advantages) if self.normalise_advantages else advantages
         pg_loss = policy_gradient_loss(self._log_policy(evaluation.log_probs), weights)
-        return self.minimise(rollout, evaluation, pg_loss=pg_loss, value_targets=values + advantages)
+        return Objective(pg_loss, values + advantages)
 
     def _advantages(self, rollout: Rollout[Tensor], values: Tensor) -> Tensor:
         """[T, B], by Schulman et al. 2016 (arXiv:1506.02438), eq. 16."""
@@ -97,7 +92,7 @@ class A2C(ActorCritic):
             rewards=rollout.rewards,
             discounts=self.discount * (~rollout.terminated).float(),
             values=values,
-            next_values=self.next_values(rollout, values),
+            next_values=self._next_values(rollout, values),
             ends=rollout.terminated | rollout.truncated,
             lambda_=self.lambda_,
         )

@@ -7,10 +7,10 @@ import math
 from torch import Tensor
 from torch.nn import Module
 
-from asyncparl.algorithms.actor_critic import ActorCritic, Precision
+from asyncparl.algorithms.actor_critic import ActorCritic, Evaluation, Objective, Precision
 from asyncparl.algorithms.losses import policy_gradient_loss
 from asyncparl.algorithms.optimizers import OptimizerName, make_optimizer
-from asyncparl.algorithms.rollout import Rollout, check_rollout
+from asyncparl.algorithms.rollout import Rollout
 from asyncparl.algorithms.schedule import LinearDecay
 from asyncparl.algorithms.vtrace import VTraceReturns, vtrace
 
@@ -79,22 +79,13 @@ class IMPALA(ActorCritic):
         self.pg_rho_bar = pg_rho_bar
         self.lambda_ = lambda_
 
-    def learn(self, rollout: Rollout[Tensor]) -> dict[str, Tensor]:
-        """One update from one rollout on the model's device.
-
-        Returns:
-            Detached scalars; reading one waits for the device. Losses and their total are sums over the steps.
-
-        Raises:
-            ValueError: a field of the rollout has the wrong shape or dtype. Nothing has changed then.
-        """
-        check_rollout(rollout)
-        evaluation = self.evaluate(rollout)
+    def _objective(self, rollout: Rollout[Tensor], evaluation: Evaluation) -> Objective:
         targets = self._targets(rollout, evaluation.log_rhos, evaluation.values.detach())
-        pg_loss = policy_gradient_loss(evaluation.log_probs, targets.pg_advantages)
-        metrics = self.minimise(rollout, evaluation, pg_loss=pg_loss, value_targets=targets.vs)
-        metrics["rho_clip_fraction"] = (evaluation.log_rhos > math.log(self.rho_bar)).float().mean()
-        return metrics
+        return Objective(policy_gradient_loss(evaluation.log_probs, targets.pg_advantages), targets.vs)
+
+    def _statistics(self, evaluation: Evaluation) -> dict[str, Tensor]:
+        is_clipped = evaluation.log_rhos > math.log(self.rho_bar)
+        return {**super()._statistics(evaluation), "rho_clip_fraction": is_clipped.float().sum()}
 
     def _targets(self, rollout: Rollout[Tensor], log_rhos: Tensor, values: Tensor) -> VTraceReturns:
         return vtrace(
@@ -102,7 +93,7 @@ class IMPALA(ActorCritic):
             discounts=self.discount * (~rollout.terminated).float(),
             rewards=rollout.rewards,
             values=values,
-            next_values=self.next_values(rollout, values),
+            next_values=self._next_values(rollout, values),
             ends=rollout.terminated | rollout.truncated,
             rho_bar=self.rho_bar,
             c_bar=self.c_bar,

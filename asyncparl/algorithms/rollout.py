@@ -15,6 +15,7 @@ the same.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -40,6 +41,10 @@ class Rollout(NamedTuple, Generic[ArrayT]):
     final_steps: ArrayT  # [K, 2] int64, the (t, b) of each final observation
 
 
+STEP_FIELDS = ("obs", "actions", "behaviour_log_probs", "rewards", "terminated", "truncated")
+"""Those that are [T, B, ...]."""
+
+
 def num_agent_steps(rollout: Rollout[Any]) -> int:
     """How many actions the rollout holds, T * B."""
     num_steps, num_envs = rollout.obs.shape[:2]
@@ -58,6 +63,32 @@ def to_torch(
     `non_blocking` the same holds for pinned memory until the device has caught up.
     """
     return Rollout(*(as_tensor(array).to(device, non_blocking=non_blocking) for array in rollout))
+
+
+def split_columns(rollout: Rollout[Tensor], num_parts: int) -> list[Rollout[Tensor]]:
+    """Parts of about the same number of environments, at most so many; views of the rollout but for final observations.
+
+    The parts of [T, B] are [T, B_1], [T, B_2] ..., in order; no part is empty.
+    """
+    num_envs = rollout.rewards.shape[1]
+    num_parts = max(1, min(num_parts, num_envs))
+    if num_parts == 1:
+        return [rollout]
+    bounds = [num_envs * part // num_parts for part in range(num_parts + 1)]
+    return [_columns(rollout, start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def _columns(rollout: Rollout[Tensor], start: int, stop: int) -> Rollout[Tensor]:
+    envs = rollout.final_steps[:, 1]
+    mine = (start <= envs) & (envs < stop)
+    final_steps = rollout.final_steps[mine]
+    final_steps[:, 1] -= start  # a mask copies
+    return rollout._replace(
+        **{name: getattr(rollout, name)[:, start:stop] for name in STEP_FIELDS},
+        bootstrap_obs=rollout.bootstrap_obs[start:stop],
+        final_obs=rollout.final_obs[mine],
+        final_steps=final_steps,
+    )
 
 
 def check_rollout(rollout: Rollout[Any]) -> None:

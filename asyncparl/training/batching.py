@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncparl.algorithms.rollout import Rollout, check_rollout
+from asyncparl.algorithms.rollout import STEP_FIELDS, Rollout, check_rollout
 
 
 class Batch(NamedTuple):
@@ -115,9 +115,6 @@ class BatchAssembler:
         return width
 
 
-_COLUMN_FIELDS = ("obs", "actions", "behaviour_log_probs", "rewards", "terminated", "truncated")  # [T, B, ...]
-
-
 @dataclass(slots=True)
 class _Slot:
     """The memory of one batch, seen as numpy arrays and as torch tensors."""
@@ -149,7 +146,7 @@ class _Slot:
     def write(self, column: int, rollout: Rollout[NDArray[Any]], start: int, stop: int, version: int) -> None:
         """Copy columns start to stop of the rollout to here, from `column` on."""
         here = slice(column, column + stop - start)
-        for name in _COLUMN_FIELDS:
+        for name in STEP_FIELDS:
             self.arrays[name][:, here] = getattr(rollout, name)[:, start:stop]
         self.arrays["bootstrap_obs"][here] = rollout.bootstrap_obs[start:stop]
         self.versions[here] = version

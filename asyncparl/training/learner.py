@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
@@ -27,10 +28,11 @@ import torch
 import trio
 from numpy.typing import NDArray
 
-from asyncparl.algorithms import Algorithm, WeightLayout, to_torch
+from asyncparl.algorithms import ActorCritic, Algorithm, WeightLayout, to_torch
 from asyncparl.training.batching import Batch
 from asyncparl.training.errors import TrainingError
 from asyncparl.training.metrics import UpdateTimes
+from asyncparl.training.parallel import ParallelMap
 
 T = TypeVar("T")
 
@@ -156,15 +158,31 @@ class Learner:
 
     def _work(self, loop: trio.lowlevel.TrioToken) -> None:
         try:
-            torch.set_num_threads(self._num_threads)  # of this thread
             self._loop = loop
-            self._idle_since = perf_counter()
-            while (job := self._jobs.get()) is not None and not self._stopping:
-                job()
+            with self._threads():
+                self._idle_since = perf_counter()
+                while (job := self._jobs.get()) is not None and not self._stopping:
+                    job()
         except BaseException as error:
             self._error = error
         finally:
             _call_soon(loop, self._ended.set)
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Several CPU threads: parts of a batch at the same time where the algorithm can do that, else torch's."""
+        algorithm, num_threads = self._algorithm, self._num_threads
+        if self._device.type != "cpu" or not isinstance(algorithm, ActorCritic) or not algorithm.can_be_split:
+            torch.set_num_threads(num_threads)  # of this thread
+            yield
+            return
+        torch.set_num_threads(1)
+        with ParallelMap(num_threads, name="asyncparl-learner", prepare=lambda: torch.set_num_threads(1)) as parallel:
+            algorithm.use_threads(parallel, num_threads)
+            try:
+                yield
+            finally:
+                algorithm.use_threads(map, 1)
 
     def _learn(self, batch: Batch) -> None:
         algorithm = self._algorithm

@@ -56,10 +56,8 @@ def _impala_threads(num_cpus: int, learner_on_cpu: bool) -> dict[str, int]:
 
 
 def _a2c_threads(num_cpus: int, learner_on_cpu: bool) -> dict[str, int]:
-    """Actors and learner take turns, so that actors may have every core. The learner has half of them: torch's threads
-    wait for each other after every operation; where one of them has to share its core, more is lost than gained.
-    """
-    return {"learner_threads": max(1, num_cpus // 2) if learner_on_cpu else 1, "num_actors": num_cpus}
+    """Actors and learner take turns, so that each may have every core."""
+    return {"learner_threads": num_cpus if learner_on_cpu else 1, "num_actors": num_cpus}
 
 
 def _ga3c_threads(num_cpus: int, learner_on_cpu: bool) -> dict[str, int]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from asyncparl.algorithms import Rollout, check_rollout, num_agent_steps, to_torch
+from asyncparl.algorithms.rollout import split_columns
 from tests.algorithms.rollouts import make_rollout
 
 GOOD = make_rollout(5, 3, (4,), terminated=((1, 1),), truncated=((0, 2), (3, 0)))
@@ -81,3 +82,24 @@ def test_tensors_keep_every_value_and_dtype() -> None:
         assert isinstance(tensor, torch.Tensor)
         np.testing.assert_array_equal(tensor.numpy(), array)
         assert tensor.numpy().dtype == array.dtype
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 7])
+def test_parts_of_a_rollout_are_whole_rollouts_of_some_environments(num_parts: int) -> None:
+    rollout = to_torch(GOOD)
+    parts = split_columns(rollout, num_parts)
+    assert len(parts) == min(num_parts, 3)
+    for part in parts:
+        check_rollout(part)
+    for name in ("obs", "actions", "behaviour_log_probs", "rewards", "terminated", "truncated"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts], dim=1), getattr(rollout, name))
+    assert torch.equal(torch.cat([part.bootstrap_obs for part in parts]), rollout.bootstrap_obs)
+    finals, first = {}, 0
+    for part in parts:
+        for (t, b), obs in zip(part.final_steps.tolist(), part.final_obs, strict=True):
+            finals[t, first + b] = obs
+        first += part.rewards.shape[1]
+    assert finals.keys() == {(0, 2), (3, 0)}
+    for step, obs in zip(rollout.final_steps.tolist(), rollout.final_obs, strict=True):
+        assert torch.equal(finals[tuple(step)], obs)
+    assert torch.equal(rollout.final_steps, to_torch(GOOD).final_steps)  # the whole is as it was

@@ -170,8 +170,8 @@ def test_every_core_has_work(
     ("algorithm", "num_cpus", "device", "expected"),
     [
         ("a2c", 1, "cpu", (1, 1, None)),
-        ("a2c", 2, "cpu", (2, 1, None)),
-        ("a2c", 16, "cpu", (16, 8, None)),
+        ("a2c", 2, "cpu", (2, 2, None)),
+        ("a2c", 16, "cpu", (16, 16, None)),
         ("a2c", 16, "cuda", (16, 1, None)),
         ("ga3c", 1, "cpu", (1, 1, 1)),
         ("ga3c", 2, "cpu", (2, 1, 1)),

@@ -92,16 +92,19 @@ async def test_every_batch_becomes_a_version_and_new_weights() -> None:
     assert learner.ended_well
 
 
-async def test_the_thread_learns_what_a_plain_loop_learns() -> None:
+@pytest.mark.parametrize("num_threads", [1, 3])
+async def test_its_threads_learn_what_a_plain_loop_learns(num_threads: int) -> None:
     expected = _algorithm()
     for _ in range(2):
         expected.learn(_batch().rollout)
     algorithm, updates = _algorithm(), Updates()
     async with trio.open_nursery() as nursery:
-        learner = await _start(nursery, algorithm, updates)
+        learner = await _start(nursery, algorithm, updates, num_threads=num_threads)
         for _ in range(2):
             await learner.submit(_batch())
         await updates.wait_for(2)
+        names = sorted(t.name for t in threading.enumerate() if t.name.startswith("asyncparl-learner"))
+        assert names == ["asyncparl-learner", "asyncparl-learner-1", "asyncparl-learner-2"][:num_threads]
         nursery.cancel_scope.cancel()
     for name, tensor in expected.model.state_dict().items():
         torch.testing.assert_close(algorithm.model.state_dict()[name], tensor)
