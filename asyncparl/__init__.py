@@ -18,6 +18,7 @@ from asyncparl.errors import AsyncparlError as AsyncparlError
 from asyncparl.errors import AuthenticationError as AuthenticationError
 from asyncparl.errors import CallCancelled as CallCancelled
 from asyncparl.errors import CallFate as CallFate
+from asyncparl.errors import CallTimedOut as CallTimedOut
 from asyncparl.errors import MessageTooLarge as MessageTooLarge
 from asyncparl.errors import NotConnectedError as NotConnectedError
 from asyncparl.errors import ProtocolError as ProtocolError
@@ -31,17 +32,18 @@ from asyncparl.runtime.connect import Cluster as Cluster
 from asyncparl.runtime.connect import connect as connect
 from asyncparl.runtime.group import Group as Group
 from asyncparl.runtime.group import supervise as supervise
+from asyncparl.runtime.in_place import empty as empty
 from asyncparl.runtime.pull import RemoteManager as RemoteManager
 from asyncparl.runtime.pull import as_remote as as_remote
 from asyncparl.runtime.remote import Proxy as Proxy
-from asyncparl.runtime.remote import RemoteClass as RemoteClass
 from asyncparl.runtime.remote import close as close
 from asyncparl.runtime.remote import current_actor as current_actor
 from asyncparl.runtime.remote import expose as expose
 from asyncparl.runtime.remote import get_actor as get_actor
 from asyncparl.runtime.remote import kill as kill
-from asyncparl.runtime.remote import remote_class as remote_class
 from asyncparl.runtime.remote import set_attribute as set_attribute
+from asyncparl.runtime.remote_class import RemoteClass as RemoteClass
+from asyncparl.runtime.remote_class import remote_class as remote_class
 from asyncparl.runtime.repeats import idempotent as idempotent
 
 if TYPE_CHECKING:

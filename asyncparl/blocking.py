@@ -15,26 +15,21 @@ to be connected.
 
 from __future__ import annotations
 
-import atexit
-import concurrent.futures.thread  # noqa: F401  # see `_close_all`
-import contextlib
-import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from asyncparl._version import __version__
 from asyncparl.errors import (
     ActorDied,
     AsyncparlError,
     AuthenticationError,
     CallCancelled,
     CallFate,
+    CallTimedOut,
     MessageTooLarge,
     NotConnectedError,
     ProtocolError,
@@ -44,16 +39,26 @@ from asyncparl.errors import (
 )
 from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.runtime import connect as with_async
-from asyncparl.runtime import remote
+from asyncparl.runtime import pull, remote
 from asyncparl.runtime.blocking_calls import as_completed, gather
+from asyncparl.runtime.blocking_group import supervise
 from asyncparl.runtime.call import Call, call_in_loop, check_thread
-from asyncparl.runtime.event_loop import EventLoop
-from asyncparl.runtime.main_module import stop_if_loading
-from asyncparl.runtime.remote import Proxy, RemoteClass, current_actor, expose, remote_class
-from asyncparl.runtime.session import current_session, is_in_block, process_session
+from asyncparl.runtime.dump_signal import telling_when_asked
+from asyncparl.runtime.group import Group
+from asyncparl.runtime.held_block import HeldBlock
+from asyncparl.runtime.in_place import empty
+from asyncparl.runtime.options import check_name
+from asyncparl.runtime.remote import Proxy, current_actor, expose
+from asyncparl.runtime.remote_class import RemoteClass, remote_class
+from asyncparl.runtime.repeats import idempotent
+from asyncparl.runtime.session import current_session, is_in_block, process_session, program_name
 
-_EXIT_LIMIT_S = 30.0
-"""Closing is bounded, but for code of the user's that never returns."""
+if TYPE_CHECKING:
+    from asyncparl.rl import Agent as Agent  # noqa: PLC0414  # it is for others
+    from asyncparl.rl import Algorithm as Algorithm  # noqa: PLC0414
+    from asyncparl.rl import Model as Model  # noqa: PLC0414
+
+_NEED_TORCH = ("Agent", "Algorithm", "Model")  # not in `__all__`: `import *` must not import it
 
 __all__ = [
     "ActorDied",
@@ -62,71 +67,67 @@ __all__ = [
     "Call",
     "CallCancelled",
     "CallFate",
+    "CallTimedOut",
     "Cluster",
+    "Group",
     "MessageTooLarge",
     "NotConnectedError",
     "ProtocolError",
     "Proxy",
     "RemoteClass",
     "RemoteError",
+    "RemoteManager",
     "ResourceError",
     "SerializationError",
+    "__version__",
     "as_completed",
+    "as_remote",
     "close",
     "connect",
     "current_actor",
+    "empty",
     "expose",
     "gather",
     "get_actor",
+    "idempotent",
     "kill",
     "remote_class",
     "set_attribute",
+    "supervise",
 ]
 
 
-class Cluster:
+class Cluster(HeldBlock[with_async.Cluster]):
     """What `connect()` gives: the cluster that this process is connected to, until `close()` or the end of `with`."""
 
     def __init__(self, block: Callable[[], AbstractAsyncContextManager[with_async.Cluster]]) -> None:
-        self._block = block
-        self._loop: EventLoop | None = None
-        self._is_opened = threading.Event()
-        self._is_closing = False
-        self._error: BaseException | None = None
-        """What has ended the loop, for whoever asks next."""
-        self._as_found = contextlib.ExitStack()
-        # A daemon, for code of the user's runs in it too, in the `async` methods of exposed objects.
-        self._thread = threading.Thread(target=self._run, name="asyncparl-loop", daemon=True)
+        super().__init__(block)
         try:
-            self._thread.start()
-            self._is_opened.wait()
-            self._raise_error()
+            self._while_open.enter_context(telling_when_asked(program_name()))
+            self._while_open.enter_context(process_session(lambda: self._session))
         except BaseException:
             self.close()
             raise
-        self._as_found.enter_context(process_session(lambda: self._session))
-        _open.append(self)
+
+    def _opened(self) -> None:
+        self._session = current_session("connect()")
 
     def close(self) -> None:
         """End what was started: the actors, and the processes of a private cluster. A second time does nothing.
 
         Ctrl-C interrupts the wait, and the closing goes on.
         """
-        check_thread("close()", "`async with asyncparl.connect()`")
-        self._begin_to_close()
-        self._thread.join()
-        self._raise_error()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        super().close()
 
     @property
     def num_actors(self) -> int:
         """Actors of this program that have not ended."""
-        return self._cluster.num_actors
+        return self._held.num_actors
+
+    @property
+    def monitor_url(self) -> str:
+        """Where the monitor of this program is; empty if there is none."""
+        return self._held.monitor_url
 
     def describe(self) -> ClusterView:
         """The nodes of the cluster, what they have and what is in use, and all of its actors.
@@ -135,71 +136,14 @@ class Cluster:
             NotConnectedError: it was closed.
             ResourceError: the master has been away for too long.
         """
-        assert self._loop is not None
-        return call_in_loop(self._loop, "describe()", self._cluster.describe).result()
+        return self._ask("describe()", self._held.describe)
 
-    def report(self, **values: object) -> None:
+    def report(self, /, **values: object) -> None:
         """Show figures of this program in monitors. Arguments and errors as `asyncparl.Cluster.report`."""
-        self._cluster.report(**values)
+        self._held.report(**values)
 
     def __repr__(self) -> str:
-        return repr(self._cluster) if self._thread.is_alive() else "<asyncparl cluster, closed>"
-
-    def _begin_to_close(self) -> None:
-        self._as_found.close()  # first: nobody is to find what is about to end
-        with contextlib.suppress(ValueError):  # closed already
-            _open.remove(self)
-        self._is_closing = True
-        if self._loop is not None:
-            self._loop.run_soon(self._scope.cancel)
-
-    def _end_with_process(self) -> None:
-        self._thread.join(_EXIT_LIMIT_S)
-        if self._thread.is_alive():
-            sys.stderr.write(f"asyncparl: {self!r} does not end within {_EXIT_LIMIT_S:g} s\n")
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    # --- in the thread of the event loop --------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            trio.run(self._hold_open)
-        except BaseException as error:
-            self._error = error
-        self._is_opened.set()
-
-    async def _hold_open(self) -> None:
-        with trio.CancelScope() as self._scope:
-            self._loop = EventLoop()
-            if self._is_closing:  # interrupted before there was a loop that could be told
-                return
-            async with self._block() as self._cluster:
-                self._session = current_session("connect()")
-                self._is_opened.set()
-                await trio.sleep_forever()
-
-
-_open: list[Cluster] = []
-
-
-def _close_all() -> None:
-    """Where the main thread ends and has left clusters open, as in a notebook."""
-    clusters = _open[::-1]
-    for cluster in clusters:
-        cluster._begin_to_close()
-    for cluster in clusters:
-        cluster._end_with_process()
-
-
-# `atexit` would be too late: closing takes threads, and then no more can be started (Python 3.12), nor is one waited
-# for. `concurrent.futures` registers here too. It waits for its threads, which may wait for a call of ours: as it is
-# imported above, it has its turn after us.
-getattr(threading, "_register_atexit", atexit.register)(_close_all)
-os.register_at_fork(after_in_child=_open.clear)
+        return repr(self._held) if self._is_open else "<asyncparl cluster, closed>"
 
 
 def connect(
@@ -212,6 +156,7 @@ def connect(
     preload: Sequence[str] | None = None,
     start_method: str | None = None,
     monitor: bool | str = False,
+    warn_after_s: float | None = None,
 ) -> Cluster:
     """Join the cluster whose master is at `address`; without one, start a private cluster on this machine.
 
@@ -224,7 +169,7 @@ def connect(
     Raises:
         RuntimeError: in the thread of an event loop of Trio, or in a thread that is connected already.
     """
-    stop_if_loading()
+    with_async.check_can_connect()
     if trio.lowlevel.in_trio_run():
         raise RuntimeError("this thread runs Trio: write `async with asyncparl.connect():`")
     if is_in_block():
@@ -237,6 +182,7 @@ def connect(
         "preload": preload,
         "start_method": start_method,
         "monitor": monitor,
+        "warn_after_s": warn_after_s,
     }
     return Cluster(partial(with_async.connect, address, **arguments))
 
@@ -268,8 +214,87 @@ def get_actor(name: str) -> Proxy:
     Raises:
         LookupError: there is none of that name.
         NotConnectedError: nothing is connected.
+        TypeError: the name is no text.
     """
     check_thread("get_actor()", "`await asyncparl.get_actor(...)`")
+    check_name(name)
     session = current_session(f"get_actor({name!r})")
     reference = call_in_loop(session.loop, f"get_actor({name!r})", partial(session.find_named, name)).result()
     return Proxy(session.handle_of(reference))
+
+
+class RemoteManager(HeldBlock[pull.Manager]):
+    """Listen at `address` for objects that others offer with `as_remote`; the end of its `with` block lets them all go.
+
+    `for agent in manager` takes one after another. Nothing needs to be connected. Arguments and errors as
+    `asyncparl.RemoteManager`.
+
+    Raises:
+        RuntimeError: this is the thread of an event loop.
+    """
+
+    def __init__(self, address: str, *, secret_file: str | None = None) -> None:
+        check_thread("with RemoteManager()", "`async with asyncparl.RemoteManager(...)`")
+        super().__init__(partial(pull.RemoteManager, address, secret_file=secret_file))
+
+    @property
+    def address(self) -> str:
+        """Where it listens; with the port that was chosen."""
+        return self._held.address
+
+    def get_remote(self, timeout: float | None = None) -> Proxy:
+        """The next object that is offered, in the order of arrival.
+
+        Args:
+            timeout: how many seconds to wait for one at most.
+
+        Raises:
+            TimeoutError: none has come in time.
+            NotConnectedError: the manager was closed.
+        """
+
+        async def take() -> Proxy:
+            with trio.move_on_after(float("inf") if timeout is None else timeout):
+                return await self._held.get_remote()
+            raise TimeoutError(f"nothing was offered to {self!r} in time")
+
+        return self._ask("get_remote()", take)
+
+    def __iter__(self) -> RemoteManager:
+        return self
+
+    def __next__(self) -> Proxy:
+        return self.get_remote()
+
+    def __repr__(self) -> str:
+        return f"<asyncparl RemoteManager at {self.address}>" if self._is_open else "<asyncparl RemoteManager, closed>"
+
+
+def as_remote(
+    thing: object,
+    address: str,
+    *,
+    secret_file: str | None = None,
+    encrypt: bool = False,
+    max_concurrency: int = 1,
+) -> None:
+    """Offer an object to the `RemoteManager` at `address`, and serve its calls here until the manager lets it go.
+
+    Its methods without `async` run in a thread of their own. Ctrl-C withdraws it; a running method is waited for.
+    Arguments and errors as `asyncparl.as_remote`.
+
+    Raises:
+        RuntimeError: this is the thread of an event loop.
+    """
+    check_thread("as_remote()", "`await asyncparl.as_remote(...)`")
+    offer = partial(pull.as_remote, secret_file=secret_file, encrypt=encrypt, max_concurrency=max_concurrency)
+    # Ctrl-C anywhere else would leave as a part of an exception group.
+    trio.run(offer, thing, address, restrict_keyboard_interrupt_to_checkpoints=True)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_TORCH:
+        import asyncparl.rl
+
+        return getattr(asyncparl.rl, name)
+    raise AttributeError(f"module 'asyncparl.blocking' has no attribute {name!r}")

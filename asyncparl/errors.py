@@ -8,6 +8,7 @@
 | `MessageTooLarge`      | a value is larger than the configured limit                         |
 | `RemoteError`          | your remote code raised something that cannot be rebuilt here       |
 | `CallCancelled`        | the call was cancelled before its result was awaited                |
+| `CallTimedOut`         | the call took longer than its `timeout_s`                           |
 | `ActorDied`            | the process of the actor ended; the death report says why           |
 | `AuthenticationError`  | a peer could not prove that it belongs to the cluster               |
 | `ProtocolError`        | a peer broke the wire protocol: a bug, or not an asyncparl process  |
@@ -89,6 +90,58 @@ class CallFate(Enum):
     NEVER_STARTED = "the call was never started"
     MAY_HAVE_RUN = "the call may have run"
     RESULT_LOST = "the call ran, and its result was lost"
+
+
+class CallTimedOut(AsyncparlError, TimeoutError):
+    """The time that the call was given is up. The actor lives on.
+
+    Attributes:
+        actor: the actor's name, such as `Simulator#3`.
+        method: what was called.
+        timeout_s: how many seconds it was given.
+        has_started: whether the method had started; None if the actor did not say. What had not, never starts.
+        running: the method that the actor was running then: this one, or the one that was in its way; or empty.
+        running_s: for how many seconds.
+        is_item: it is the next item of a stream that did not come in time, not a result.
+    """
+
+    def __init__(
+        self,
+        actor: str,
+        method: str,
+        timeout_s: float,
+        has_started: bool | None = None,
+        running: str = "",
+        running_s: float = 0.0,
+        is_item: bool = False,
+    ) -> None:
+        super().__init__(f"{actor}.{method}")  # an `OSError` reads more than one argument as an errno
+        self.actor = actor
+        self.method = method
+        self.timeout_s = timeout_s
+        self.has_started = has_started
+        self.running = running
+        self.running_s = running_s
+        self.is_item = is_item
+
+    @property
+    def fate(self) -> CallFate:
+        """What is known of the call, as of `ActorDied`."""
+        return CallFate.NEVER_STARTED if self.has_started is False else CallFate.MAY_HAVE_RUN
+
+    def __reduce__(self) -> tuple[object, ...]:
+        told = (self.has_started, self.running, self.running_s, self.is_item)
+        return CallTimedOut, (self.actor, self.method, self.timeout_s, *told), self.__dict__
+
+    def __str__(self) -> str:
+        what = "has given no next item" if self.is_item else "has not ended"
+        text = f"{self.actor}.{self.method} {what} within {self.timeout_s:g} s"
+        if self.has_started is None:
+            return f"{text}; whether it started is not known, as {self.actor} did not answer"
+        if self.has_started:
+            return f"{text}; it has been running for {self.running_s:.1f} s" if self.running else text
+        busy = f", as {self.actor} has been running {self.running} for {self.running_s:.1f} s" if self.running else ""
+        return f"{text}; it never started{busy}"
 
 
 class ActorDied(AsyncparlError):

@@ -14,7 +14,7 @@ from mypy.plugin import ClassDefContext, FunctionContext, Plugin
 from mypy.plugins.common import add_attribute_to_class, add_method_to_class
 from mypy.types import AnyType, CallableType, Instance, Type, TypeOfAny, TypeType
 
-_DECORATOR = "asyncparl.runtime.remote.remote_class"
+_DECORATOR = "asyncparl.runtime.remote_class.remote_class"
 _PROXY = "asyncparl.runtime.remote.Proxy"
 _MARK = "asyncparl"
 

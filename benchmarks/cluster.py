@@ -26,12 +26,12 @@ from typing import Any, Self
 
 import psutil
 import trio
-from _report import Row, report
 
 import asyncparl
+from asyncparl.bench.report import Row, report
 from asyncparl.errors import ActorDied
 from asyncparl.ids import new_actor_id, new_driver_id, new_node_id, new_token
-from asyncparl.protocol.control import AskPlace, DescribeCluster, JoinDriver, LeaseStarted, Order
+from asyncparl.protocol.master_messages import AskPlace, DescribeCluster, JoinDriver, LeaseStarted, Order
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, Demand, Lease
 from asyncparl.protocol.tickets import read_lease
@@ -42,6 +42,7 @@ from asyncparl.runtime.state import Role, find_secret
 from asyncparl.runtime.versions import our_versions
 from asyncparl.transport import Channel, Credentials, dial
 
+RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
 DIALS_AT_ONCE = 32
 ASKS_AT_ONCE = 64
@@ -387,7 +388,7 @@ def main() -> None:
         trio.run(_await_death, arguments.await_death)
         return
     rows = [row for part in arguments.only or PARTS for row in measure(part, arguments)]
-    report("Clusters", rows, save_as="cluster" if arguments.save else None)
+    report("Clusters", rows, save_as=RESULTS / "cluster" if arguments.save else None)
 
 
 if __name__ == "__main__":

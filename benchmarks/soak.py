@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import trio
-from _report import Row, report
 
 import asyncparl
+from asyncparl.bench.report import Row, report
 
+RESULTS = Path(__file__).parent / "results"
 WARM_UP_ROUNDS = 2
 BATCH = 500
 
@@ -150,7 +151,7 @@ async def main(num_calls: int, num_actors: int, num_rounds: int, save: bool) -> 
                 books.look()
                 print(f"round {number + 1} of {num_rounds}: {num_made:,} calls, {time.monotonic() - started:.0f} s")
     title = f"Soak: {num_made:,} calls and {num_actors:,} actors in {time.monotonic() - started:.0f} s"
-    report(title, books.rows(), save_as="soak" if save else None)
+    report(title, books.rows(), save_as=RESULTS / "soak" if save else None)
 
 
 if __name__ == "__main__":

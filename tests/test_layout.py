@@ -41,6 +41,7 @@ ROOMS = {
     "transport.nng":   Room("errors",                               "trio pynng"),
     "transport.certificate": Room("",                               "cryptography"),
     "runtime":         Room("_version errors ids machine protocol transport", "trio msgspec structlog"),
+    "runtime.in_place": Room("",                                    "numpy"),
     "runtime.memory":  Room("",                                     "psutil"),
     "runtime.machine_figures": Room("protocol",                     "trio psutil"),
     # Serves the monitor of a block, if that asks for one.
@@ -51,11 +52,18 @@ ROOMS = {
     "monitor.server":  Room("errors transport runtime",             "trio hypercorn"),
     "monitor.prometheus": Room("asyncparl protocol",                "prometheus_client"),
     "monitor.top":     Room("protocol",                             "rich"),
-    "blocking":        Room("errors protocol runtime",              "trio"),
+    "blocking":        Room("_version errors protocol runtime rl",  "trio"),
     "algorithms":      Room("",                                     "torch numpy"),
     "rl":              Room("algorithms",                           "torch numpy"),
     "training":        Room("asyncparl errors machine rl algorithms", "trio outcome torch numpy gymnasium ale_py rich"),
-    "cli":             Room("asyncparl errors machine protocol transport runtime monitor rl algorithms training",
+    "training.plot":   Room("",                                     "matplotlib"),
+    "training.video":  Room("",                                     "imageio imageio_ffmpeg numpy"),
+    "bench":           Room("asyncparl errors rl algorithms training runtime",
+                            "trio numpy torch psutil pynng"),
+    # Run by interpreters that have not what we need, and what we need not.
+    "bench.peers":     Room("",                                     "numpy psutil gymnasium ale_py "
+                            "ray zmq cloudpickle sample_factory"),
+    "cli":             Room("asyncparl errors machine protocol transport runtime monitor bench rl algorithms training",
                             "trio click msgspec structlog rich"),
     "mypy_plugin":     Room("",                                     "mypy"),
     "asyncparl":       Room("_version errors runtime rl",                    ""),

@@ -27,7 +27,7 @@ class A2C(ActorCritic):
     learning_rate=7e-4.
 
     Args:
-        model: `forward(obs [N, ...])` gives `(logits [N, A], values [N])`.
+        model: `forward(obs [N, ...])` gives `(logits [N, A], values [N])`; with a memory as in `recurrence.py`.
         discount: gamma.
         lambda_: of GAE, from 0 (one-step advantages) to 1.
         normalise_advantages: give those of a batch mean 0 and standard deviation 1, for the policy only.
@@ -81,18 +81,18 @@ class A2C(ActorCritic):
 
     def _objective(self, rollout: Rollout[Tensor], evaluation: Evaluation) -> Objective:
         values = evaluation.values.detach()
-        advantages = self._advantages(rollout, values)
+        advantages = self._advantages(rollout, values, evaluation.next_values)
         weights = normalised(advantages) if self.normalise_advantages else advantages
         pg_loss = policy_gradient_loss(self._log_policy(evaluation.log_probs), weights)
         return Objective(pg_loss, values + advantages)
 
-    def _advantages(self, rollout: Rollout[Tensor], values: Tensor) -> Tensor:
+    def _advantages(self, rollout: Rollout[Tensor], values: Tensor, next_values: Tensor) -> Tensor:
         """[T, B], by Schulman et al. 2016 (arXiv:1506.02438), eq. 16."""
         return gae(
             rewards=rollout.rewards,
             discounts=self.discount * (~rollout.terminated).float(),
             values=values,
-            next_values=self._next_values(rollout, values),
+            next_values=next_values,
             ends=rollout.terminated | rollout.truncated,
             lambda_=self.lambda_,
         )

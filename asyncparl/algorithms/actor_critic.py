@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from torch.nn import Module, Parameter
 from asyncparl.algorithms.base import Algorithm
 from asyncparl.algorithms.categorical import action_log_probs, sample
 from asyncparl.algorithms.losses import entropy_loss, value_loss
-from asyncparl.algorithms.returns import next_values
+from asyncparl.algorithms.recurrence import Memory, Unrolled
+from asyncparl.algorithms.returns import check_shape, next_values
 from asyncparl.algorithms.rollout import Rollout, check_rollout, num_agent_steps, split_columns
 from asyncparl.algorithms.schedule import LinearDecay
 
@@ -30,6 +31,7 @@ class Evaluation(NamedTuple):
     values: Tensor  # [T, B] V(x_t)
     log_probs: Tensor  # [T, B] log pi(a|x) of the actions that were taken
     log_rhos: Tensor  # [T, B] log pi(a|x) - log mu(a|x): how far the policy has moved since it acted
+    next_values: Tensor  # [T, B] V(x_{t+1}), see `returns.next_values`
 
 
 class Objective(NamedTuple):
@@ -58,6 +60,9 @@ PartsMapper = Callable[[Callable[[Rollout[Tensor]], _Part], Sequence[Rollout[Ten
 class ActorCritic(Algorithm):
     """A model whose `forward(obs [N, ...])` gives `(logits [N, A], values [N])`, and one optimizer.
 
+    A model with a memory is as `recurrence.py` says. It is unrolled over a rollout from what its actor remembered at
+    the first step (`Rollout.initial_state`); gradients go back in time as far as that.
+
     Its loss is a SUM over the T * B steps of a rollout:
 
         loss = policy gradient + value_cost * value loss + entropy_cost * entropy loss
@@ -70,7 +75,8 @@ class ActorCritic(Algorithm):
         schedule: the learning rate by agent steps.
         discount: gamma.
         value_cost: weight of the value loss, which itself holds a factor 0.5.
-        entropy_cost: weight of the entropy; positive favours exploration.
+        entropy_cost: weight of the entropy; positive favours exploration. Constant, unless `entropy_schedule` is
+            replaced: the weight by agent steps.
         max_grad_norm: bound of the global norm of all gradients; infinite: none.
         precision: "bf16" runs the model under autocast. Logits and values come back as float32, and all that
             follows them (log-probabilities, targets, losses, optimizer) is float32 in either case.
@@ -95,31 +101,92 @@ class ActorCritic(Algorithm):
         self.schedule = schedule
         self.discount = discount
         self.value_cost = value_cost
-        self.entropy_cost = entropy_cost
+        self.entropy_schedule = LinearDecay(entropy_cost)
         self.max_grad_norm = max_grad_norm
         self.precision = precision
+        self._memory = Memory.of(model)
         self._num_parts = 1
         self._map_parts: PartsMapper = map
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    @property
+    def state_size(self) -> int | None:
+        """How many numbers the model remembers of an environment; None: it has no memory."""
+        return None if self._memory is None else self._memory.size
+
+    def initial_state(self, num_envs: int) -> Tensor | None:
+        """[N, S] what the model remembers when an episode begins, on its device; None: it has no memory."""
+        if self._memory is None:
+            return None
+        return self._memory.initial_rows(num_envs, self._parameters()[0].device)
+
+    @property
+    def entropy_cost(self) -> float:
+        """Weight of the entropy in the next update."""
+        return self.entropy_schedule.at(self.agent_steps)
+
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """float32 logits [N, A] and values [N] of observations [N, ...]. The same for acting and for learning."""
-        # Without autocast's cache of weights in bfloat16: threads would share what is in it.
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+        """float32 logits [N, A] and values [N] of observations [N, ...]. The same for acting and for learning.
+
+        Raises:
+            ValueError: the model has a memory.
+        """
+        if self._memory is not None:
+            raise ValueError(f"{type(self.model).__name__} has a memory: give its state, too; see initial_state()")
+        with self._autocast(obs.device):
             logits, values = self.model(obs)
         return logits.float(), values.float()
 
-    def predict(self, obs: Tensor) -> Tensor:
-        """The most probable actions, [N]."""
-        with torch.inference_mode():
-            actions = self.forward(obs)[0].argmax(-1)
-        return actions.clone()  # out here, so that it may take part in a later loss
+    def step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`forward` of a model with a memory: also takes its state [N, S], and returns that of the next step.
 
-    def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions drawn from the policy and their log-probabilities, both [N]."""
+        Where an episode ends the next step begins with `initial_state`: that is for the caller to see to.
+
+        Raises:
+            ValueError: the model has no memory, or the state another size.
+        """
+        memory = self._memory
+        if memory is None:
+            raise ValueError(f"{type(self.model).__name__} has no memory, and takes no state")
+        check_shape("state", state, (len(obs), memory.size))
+        with self._autocast(obs.device):
+            logits, values, state = memory.step(obs, state)
+        return logits.float(), values.float(), state
+
+    @overload
+    def predict(self, obs: Tensor) -> Tensor: ...
+
+    @overload
+    def predict(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def predict(self, obs: Tensor, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The most probable actions, [N]; with a state [N, S], also the next state."""
         with torch.inference_mode():
-            actions, log_probs = sample(self.forward(obs)[0])
-        return actions.clone(), log_probs.clone()
+            if state is None:
+                actions = self.forward(obs)[0].argmax(-1)
+            else:
+                logits, _, state = self.step(obs, state)
+                actions = logits.argmax(-1)
+        # Clones, made out here: they may take part in a later loss.
+        return actions.clone() if state is None else (actions.clone(), state.clone())
+
+    @overload
+    def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def sample(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def sample(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+        """Actions drawn from the policy and their log-probabilities, both [N]; with a state [N, S], also the next."""
+        with torch.inference_mode():
+            if state is None:
+                actions, log_probs = sample(self.forward(obs)[0])
+            else:
+                logits, _, state = self.step(obs, state)
+                actions, log_probs = sample(logits)
+        if state is None:
+            return actions.clone(), log_probs.clone()
+        return actions.clone(), log_probs.clone(), state.clone()
 
     @property
     def can_be_split(self) -> bool:
@@ -147,6 +214,7 @@ class ActorCritic(Algorithm):
             ValueError: a field of the rollout has the wrong shape or dtype. Nothing has changed then.
         """
         check_rollout(rollout)
+        self._check_state(rollout)
         pieces = split_columns(rollout, self._num_parts if self.can_be_split else 1)
         parts = list(self._map_parts(self._learn_part, pieces))
         num_steps = num_agent_steps(rollout)
@@ -178,28 +246,48 @@ class ActorCritic(Algorithm):
         return _Part(gradients, losses, {"entropy": -losses["entropy_loss"], **self._statistics(evaluation)})
 
     def _evaluate(self, rollout: Rollout[Tensor]) -> Evaluation:
-        """The model's view of every step of a rollout, in one forward pass."""
-        num_steps, num_envs = rollout.rewards.shape
-        flat_logits, flat_values = self.forward(rollout.obs.flatten(0, 1))
-        logits = flat_logits.view(num_steps, num_envs, -1)
+        """The model's view of every step of a rollout, and the values of what follows.
+
+        The latter in a forward pass of their own: they need no gradient, and the large pass keeps one shape whatever
+        the number of final observations is.
+        """
+        later_obs = torch.cat([rollout.bootstrap_obs, rollout.final_obs])
+        if self._memory is None:
+            flat_logits, flat_values = self.forward(rollout.obs.flatten(0, 1))
+            logits, values = flat_logits.view(*rollout.rewards.shape, -1), flat_values.view(rollout.rewards.shape)
+            with torch.no_grad():
+                _, later_values = self.forward(later_obs)
+        else:
+            logits, values, next_rows, final_rows = self._unroll(rollout)
+            with torch.no_grad():
+                _, later_values, _ = self.step(later_obs, torch.cat([next_rows, final_rows]))
         log_probs = action_log_probs(logits, rollout.actions)
         log_rhos = log_probs.detach() - rollout.behaviour_log_probs
-        return Evaluation(logits, flat_values.view(num_steps, num_envs), log_probs, log_rhos)
-
-    @torch.no_grad()
-    def _next_values(self, rollout: Rollout[Tensor], values: Tensor) -> Tensor:
-        """[T, B] V(x_{t+1}), from the values [T, B] of the steps and those of what follows; see `returns.next_values`.
-
-        A forward pass of its own: these values need no gradient, and the large pass keeps one shape whatever the number
-        of final observations is.
-        """
-        _, later_values = self.forward(torch.cat([rollout.bootstrap_obs, rollout.final_obs]))
         bootstrap_value, final_values = later_values.tensor_split([values.shape[1]])
-        return next_values(values, bootstrap_value, final_values, rollout.final_steps)
+        following = next_values(values.detach(), bootstrap_value, final_values, rollout.final_steps)
+        return Evaluation(logits, values, log_probs, log_rhos, following)
+
+    def _unroll(self, rollout: Rollout[Tensor]) -> Unrolled:
+        assert self._memory is not None and rollout.initial_state is not None
+        ends = rollout.terminated | rollout.truncated
+        with self._autocast(rollout.obs.device):
+            unrolled = self._memory.unroll(rollout.obs, rollout.initial_state, ends, rollout.final_steps)
+        return unrolled._replace(logits=unrolled.logits.float(), values=unrolled.values.float())
+
+    def _autocast(self, device: torch.device) -> torch.autocast:
+        # Without autocast's cache of weights in bfloat16: threads would share what is in it.
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+
+    def _check_state(self, rollout: Rollout[Tensor]) -> None:
+        num_envs, given = rollout.rewards.shape[1], rollout.initial_state
+        expected = None if self.state_size is None else [num_envs, self.state_size]
+        actual = None if given is None else list(given.shape)
+        if actual != expected:
+            raise ValueError(f"rollout.initial_state is {actual}, expected {expected}")
 
     def _descend(self, gradients: Iterable[Gradients], agent_steps: int) -> dict[str, Tensor]:
         """One step down the sum of the gradients, made from that many agent steps."""
-        learning_rate = self.schedule.at(self.agent_steps)
+        learning_rate, entropy_cost = self.schedule.at(self.agent_steps), self.entropy_cost
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         for parameter, each in zip(self._parameters(), zip(*gradients, strict=True), strict=True):
@@ -209,20 +297,30 @@ class ActorCritic(Algorithm):
         self.optimizer.step()
         self.agent_steps += agent_steps
         self.updates += 1
-        return {"grad_norm": grad_norm.detach(), "learning_rate": torch.tensor(learning_rate)}
+        return {
+            "grad_norm": grad_norm.detach(),
+            "learning_rate": torch.tensor(learning_rate),
+            "entropy_cost": torch.tensor(entropy_cost),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of model, optimizer, schedule and counters."""
-        optimizer = copy.deepcopy(self.optimizer.state_dict())
-        return {**super().state_dict(), "optimizer": optimizer, "schedule": asdict(self.schedule)}
+        """A copy of model, optimizer, schedules and counters."""
+        return {
+            **super().state_dict(),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "schedule": asdict(self.schedule),
+            "entropy_schedule": asdict(self.entropy_schedule),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; its schedule replaces ours. ValueError, and no change, if it does not fit."""
+        """Continue from a state; its schedules replace ours. ValueError, and no change, if it does not fit."""
         self.check_state(state)
         schedule = LinearDecay(**state["schedule"])
+        # Those that were saved before it could change have none: ours is as good.
+        entropy_schedule = LinearDecay(**state.get("entropy_schedule", asdict(self.entropy_schedule)))
         self.optimizer.load_state_dict(state["optimizer"])  # checks before it changes anything, too
         super().load_state_dict(state)
-        self.schedule = schedule
+        self.schedule, self.entropy_schedule = schedule, entropy_schedule
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless `load_state_dict(state)` would work."""

@@ -38,6 +38,13 @@ class Algorithm(ABC):
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Actions drawn from the policy and their log-probabilities, both [N]."""
 
+    def initial_state(self, num_envs: int) -> Tensor | None:
+        """[N, S] what the model remembers when an episode begins; None: it has no memory.
+
+        Where there is one, `predict` and `sample` also take such a state, and return the next one behind the rest.
+        """
+        return None
+
     def get_weights(self) -> dict[str, NDArray[Any]]:
         """A copy of the model's weights by name."""
         return get_weights(self.model)

@@ -23,7 +23,7 @@ class IMPALA(ActorCritic):
     The defaults are the paper's for Atari (table G.1), with T = 20 and B = 32.
 
     Args:
-        model: `forward(obs [N, ...])` gives `(logits [N, A], values [N])`.
+        model: `forward(obs [N, ...])` gives `(logits [N, A], values [N])`; with a memory as in `recurrence.py`.
         discount: gamma.
         value_cost: weight of the value loss, which itself holds a factor 0.5.
         entropy_cost: weight of the entropy; positive favours exploration.
@@ -80,20 +80,20 @@ class IMPALA(ActorCritic):
         self.lambda_ = lambda_
 
     def _objective(self, rollout: Rollout[Tensor], evaluation: Evaluation) -> Objective:
-        targets = self._targets(rollout, evaluation.log_rhos, evaluation.values.detach())
+        targets = self._targets(rollout, evaluation)
         return Objective(policy_gradient_loss(evaluation.log_probs, targets.pg_advantages), targets.vs)
 
     def _statistics(self, evaluation: Evaluation) -> dict[str, Tensor]:
         is_clipped = evaluation.log_rhos > math.log(self.rho_bar)
         return {**super()._statistics(evaluation), "rho_clip_fraction": is_clipped.float().sum()}
 
-    def _targets(self, rollout: Rollout[Tensor], log_rhos: Tensor, values: Tensor) -> VTraceReturns:
+    def _targets(self, rollout: Rollout[Tensor], evaluation: Evaluation) -> VTraceReturns:
         return vtrace(
-            log_rhos=log_rhos,
+            log_rhos=evaluation.log_rhos,
             discounts=self.discount * (~rollout.terminated).float(),
             rewards=rollout.rewards,
-            values=values,
-            next_values=self._next_values(rollout, values),
+            values=evaluation.values.detach(),
+            next_values=evaluation.next_values,
             ends=rollout.terminated | rollout.truncated,
             rho_bar=self.rho_bar,
             c_bar=self.c_bar,

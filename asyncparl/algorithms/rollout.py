@@ -8,6 +8,8 @@ Step t of environment b is: the policy sees `obs[t, b]`, does `actions[t, b]`, a
 - Where an episode was truncated, the value of what would have come next is V(`final_obs`), not V(`obs[t + 1]`).
 - `obs[t + 1]` after an end is the first observation of the next episode (auto-reset in the same step).
 - After the last step comes `bootstrap_obs`, whose value counts unless that step ended an episode.
+- A model with a memory has seen what came before `obs[0]`, unless an episode begins there: `initial_state` is what it
+  remembered. After an end it remembers nothing, and V(`final_obs`) is that of who remembers the whole episode.
 
 Where a step is both terminated and truncated, `terminated` decides the discount; it has its final observation all
 the same.
@@ -39,6 +41,7 @@ class Rollout(NamedTuple, Generic[ArrayT]):
     bootstrap_obs: ArrayT  # [B, *obs_shape] what the policy would see next
     final_obs: ArrayT  # [K, *obs_shape] the last observation of each truncated episode
     final_steps: ArrayT  # [K, 2] int64, the (t, b) of each final observation
+    initial_state: ArrayT | None = None  # [B, S] float32, see `recurrence.py`; None: the model has no memory
 
 
 STEP_FIELDS = ("obs", "actions", "behaviour_log_probs", "rewards", "terminated", "truncated")
@@ -62,7 +65,8 @@ def to_torch(
     On the CPU the tensors share the arrays' memory: do not write to the arrays while the tensors are in use. With
     `non_blocking` the same holds for pinned memory until the device has caught up.
     """
-    return Rollout(*(as_tensor(array).to(device, non_blocking=non_blocking) for array in rollout))
+    arrays = ((name, array) for name, array in rollout._asdict().items() if array is not None)
+    return Rollout(**{name: as_tensor(array).to(device, non_blocking=non_blocking) for name, array in arrays})
 
 
 def split_columns(rollout: Rollout[Tensor], num_parts: int) -> list[Rollout[Tensor]]:
@@ -88,6 +92,7 @@ def _columns(rollout: Rollout[Tensor], start: int, stop: int) -> Rollout[Tensor]
         bootstrap_obs=rollout.bootstrap_obs[start:stop],
         final_obs=rollout.final_obs[mine],
         final_steps=final_steps,
+        initial_state=None if rollout.initial_state is None else rollout.initial_state[start:stop],
     )
 
 
@@ -114,6 +119,8 @@ def _expected_fields(rollout: Rollout[Any]) -> dict[str, str]:
     obs_shape = list(rollout.obs.shape[2:])
     obs_dtype = _dtype_name(rollout.obs)
     num_final = rollout.final_steps.shape[0] if rollout.final_steps.ndim else 0
+    state = rollout.initial_state
+    state_size = "S" if state is None or state.ndim != 2 else state.shape[1]
     return {
         "actions": f"int64 {steps}",
         "behaviour_log_probs": f"float32 {steps}",
@@ -123,7 +130,7 @@ def _expected_fields(rollout: Rollout[Any]) -> dict[str, str]:
         "bootstrap_obs": f"{obs_dtype} {[steps[1], *obs_shape]}",
         "final_steps": f"int64 {[num_final, 2]}",
         "final_obs": f"{obs_dtype} {[num_final, *obs_shape]}",
-    }
+    } | ({} if state is None else {"initial_state": f"float32 [{steps[1]}, {state_size}]"})
 
 
 def _describe(array: Any) -> str:

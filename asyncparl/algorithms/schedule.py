@@ -1,4 +1,4 @@
-"""How a learning rate falls over a training run."""
+"""How a learning rate or another weight changes over a training run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearDecay:
-    """From `start` in a straight line to 0 after `decay_steps` agent steps; constant where that is None.
+    """From `start` in a straight line to `end` after `decay_steps` agent steps; constant where that is None.
 
     Counted in agent steps, not in updates, so that batch size and number of actors do not change it.
     """
 
     start: float
     decay_steps: int | None = None
+    end: float = 0.0
 
     def __post_init__(self) -> None:
         if self.decay_steps is not None and self.decay_steps < 1:
@@ -23,4 +24,4 @@ class LinearDecay:
         """The value after that many agent steps."""
         if self.decay_steps is None:
             return self.start
-        return self.start * max(0.0, 1.0 - agent_steps / self.decay_steps)
+        return self.end + (self.start - self.end) * max(0.0, 1.0 - agent_steps / self.decay_steps)

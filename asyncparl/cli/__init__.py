@@ -8,8 +8,11 @@ from typing import NoReturn
 import click
 
 import asyncparl
+from asyncparl.cli.bench import bench
 from asyncparl.cli.cluster import actors, logs, status, stop
+from asyncparl.cli.evaluate import evaluate
 from asyncparl.cli.monitor import monitor, top
+from asyncparl.cli.plot import plot
 from asyncparl.cli.services import start
 from asyncparl.cli.train import train
 
@@ -20,7 +23,7 @@ def commands() -> None:
     """Distributed reinforcement learning as plain async Python."""
 
 
-for command in (start, status, actors, logs, top, monitor, stop, train):
+for command in (start, status, actors, logs, top, monitor, stop, train, evaluate, plot, bench):
     commands.add_command(command)
 
 

@@ -14,7 +14,9 @@ from asyncparl.cli.addresses import DEFAULT_PORT, AddressType
 from asyncparl.errors import AsyncparlError, ResourceError
 
 if TYPE_CHECKING:
-    from asyncparl.protocol.cluster_view import ActorSummary, ClusterView, NodeSummary
+    from asyncparl.monitor.picture import ActorRow
+    from asyncparl.protocol.cluster_view import ActorSummary, ClusterView, NodeSummary, WaitingSummary
+    from asyncparl.protocol.figures import NodeFigures
     from asyncparl.runtime.admin import Admin, NodeLogs
 
 _MASTER = click.option(
@@ -25,6 +27,7 @@ _MASTER = click.option(
     help="Which cluster.",
 )
 _SECRET = click.option("--secret-file", help="Its secret.  [default: from the state folder of this user]")
+_JOIN_WITHIN_S = 1.0
 _JSON = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 
 
@@ -53,31 +56,35 @@ def status(master: Any, secret_file: str | None, as_json: bool) -> None:
 @_SECRET
 @_JSON
 def actors(master: Any, secret_file: str | None, as_json: bool) -> None:
-    """The actors of a cluster: where each runs and whose it is."""
-    admin = _admin(master, "driver", secret_file)
-    described = _run(admin.describe)
-    view: ClusterView = described.view
+    """The actors of a cluster: where each runs, whose it is, what it does or waits for, how many calls wait for it."""
+    from asyncparl.monitor.actors import ActorRows
+    from asyncparl.monitor.totals import Totals
+
+    view, nodes = _run(partial(_look, master, secret_file))
+    rows = ActorRows(Totals()).update(view, nodes)
+    placed: list[ActorSummary | WaitingSummary] = [*view.actors, *view.waiting]
     if as_json:
-        _print_json([*view.actors, *view.waiting])
-        return
-    nodes = {node.node_id: node.name for node in view.nodes}
-    drivers = {driver.driver_id: driver.name for driver in view.drivers}
-    rows = [_actor_row(actor, nodes, drivers) for actor in view.actors]
-    rows += [
-        [
-            waiting.name,
-            waiting.actor_id,
-            "waiting",
-            "-",
-            f"{waiting.demand.cpus:g}",
-            drivers.get(waiting.driver_id, "?"),
-        ]
-        for waiting in view.waiting
-    ]
-    if rows:
-        _print_table(["ACTOR", "ID", "STATE", "NODE", "CPUS", "PROGRAM"], rows)
+        _print_json([_with_figures(actor, rows[actor.actor_id]) for actor in placed])
+    elif placed:
+        head = ["ACTOR", "ID", "STATE", "NODE", "PID", "QUEUE", "CPUS", "PROGRAM", "DOING"]
+        _print_table(head, [_actor_row(rows[actor.actor_id], actor.demand.cpus) for actor in placed])
     else:
         click.echo("no actors")
+
+
+async def _look(master: Any, secret_file: str | None) -> tuple[ClusterView, dict[str, NodeFigures | str]]:
+    """Who is there, and what the nodes tell of their actors, or why they do not."""
+    from asyncparl.monitor.cluster_source import open_source
+    from asyncparl.runtime.state import find_secret
+    from asyncparl.transport import Credentials
+
+    credentials = Credentials("driver", find_secret("driver", master.port, secret_file=secret_file))
+    async with open_source(str(master), credentials, name="asyncparl actors", join_within_s=_JOIN_WITHIN_S) as source:
+        await source.wait_joined()
+        sight = await source.look(closely=True)
+    if sight.view is None:
+        raise ResourceError(sight.fault)
+    return sight.view, sight.nodes
 
 
 @click.command()
@@ -186,12 +193,22 @@ def _node_row(node: NodeSummary) -> list[str]:
     ]
 
 
-def _actor_row(actor: ActorSummary, nodes: dict[str, str], drivers: dict[str, str]) -> list[str]:
+def _actor_row(row: ActorRow, cpus: float) -> list[str]:
     return [
-        actor.name,
-        actor.actor_id,
-        actor.state,
-        nodes.get(actor.node_id, "?"),
-        f"{actor.demand.cpus:g}",
-        drivers.get(actor.driver_id, "?"),
+        row.name,
+        row.actor_id,
+        row.state,
+        row.node or "-",
+        "-" if row.pid is None else str(row.pid),
+        "-" if row.num_waiting is None else str(row.num_waiting),
+        f"{cpus:g}",
+        row.program,
+        row.doing if row.doing_s is None else f"{row.doing} for {row.doing_s:.1f} s",
     ]
+
+
+def _with_figures(actor: ActorSummary | WaitingSummary, row: ActorRow) -> dict[str, Any]:
+    import msgspec
+
+    figures = {name: getattr(row, name) for name in ("pid", "num_waiting", "doing", "doing_s")}
+    return {**msgspec.to_builtins(actor), **figures}

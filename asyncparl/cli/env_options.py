@@ -1,4 +1,4 @@
-"""`--env-option NAME=VALUE`, as values of the right type."""
+"""`--protocol`, `--env-option NAME=VALUE` and the options in a file, as values of the right type."""
 
 from __future__ import annotations
 
@@ -11,41 +11,51 @@ from typing import Any
 
 from asyncparl.training.environments import EnvironmentOptions
 from asyncparl.training.errors import ConfigError
+from asyncparl.training.protocols import ProtocolName
 
 
-def parse_env_options(texts: Sequence[str]) -> EnvironmentOptions | None:
-    """None if there are none. Values are JSON; what is no JSON is a text.
+def make_env_options(
+    protocol: ProtocolName | None, from_file: Mapping[str, Any], texts: Sequence[str]
+) -> EnvironmentOptions | None:
+    """Those of the protocol, but for those of a file, but for those of the command line; None if there are none at all.
+
+    Values on the command line are JSON; what is no JSON is a text.
 
     Raises:
         ConfigError: one line for the first that is wrong.
     """
-    if not texts:
+    values = {name: _checked("env_options in the file", name, value) for name, value in from_file.items()}
+    values |= dict(_parse(text) for text in texts)
+    if not values and protocol is None:
         return None
-    values = dict(_parse(text) for text in texts)
     try:
-        return EnvironmentOptions(**values)
+        return EnvironmentOptions(**values) if protocol is None else EnvironmentOptions.for_protocol(protocol, **values)
     except ValueError as error:
-        raise ConfigError(f"--env-option: {error}") from error
+        raise ConfigError(f"{'--env-option' if texts else 'env_options'}: {error}") from error
 
 
 def _parse(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--env-option {text}: write it as NAME=VALUE")
-    types = typing.get_type_hints(EnvironmentOptions)
-    if name not in types:
-        close = difflib.get_close_matches(name, types, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(types))}"
-        raise ConfigError(f"--env-option {text}: no option is called {name!r}; {hint}")
     try:
         parsed = json.loads(value)
     except ValueError:
         parsed = value
-    if isinstance(parsed, list):
-        parsed = tuple(parsed)
-    if not _fits(parsed, types[name]):
-        raise ConfigError(f"--env-option {text}: {name} must be {_describe(types[name])}")
-    return name, parsed
+    return name, _checked(f"--env-option {text}", name, parsed)
+
+
+def _checked(where: str, name: str, value: Any) -> Any:
+    """The value, if it is of the type of the option."""
+    types = typing.get_type_hints(EnvironmentOptions)
+    if name not in types:
+        close = difflib.get_close_matches(name, types, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(types))}"
+        raise ConfigError(f"{where}: no option is called {name!r}; {hint}")
+    value = tuple(value) if isinstance(value, list) else value
+    if not _fits(value, types[name]):
+        raise ConfigError(f"{where}: {name} must be {_describe(types[name])}")
+    return value
 
 
 def _fits(value: Any, kind: Any) -> bool:

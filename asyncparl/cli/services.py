@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -215,9 +216,11 @@ def run_service(serve: Callable[..., Awaitable[None]]) -> None:
         click.ClickException: it could not start, or not go on; the message says why.
     """
     from asyncparl.machine import allow_many_files
+    from asyncparl.runtime.dump_signal import tell_when_asked
 
     allow_many_files()
     try:
+        tell_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
         trio.run(_with_signals, serve)
     except BaseExceptionGroup as group:
         raise click.ClickException(str(_first_error(group))) from group

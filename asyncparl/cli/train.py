@@ -17,6 +17,7 @@ from asyncparl.errors import AsyncparlError
 from asyncparl.training.config import OPTIMIZERS, PRECISIONS, TrainingConfig
 from asyncparl.training.errors import ConfigError, unwrapped_errors
 from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS, PRESET_NAMES, AlgorithmName, concerns
+from asyncparl.training.protocols import PROTOCOL_NAMES
 
 if TYPE_CHECKING:
     from asyncparl.training.display import Display
@@ -49,15 +50,22 @@ class _Setting(NamedTuple):
 _SETTINGS = (
     _Setting("--steps", "steps", _POSITIVE, "Agent steps to learn from."),
     _Setting("--seed", "seed", click.IntRange(min=0), "Of environments, policies and first weights."),
+    _Setting("--lstm/--no-lstm", "lstm", None, "Give the default network an LSTM: a memory of the episode."),
+    _Setting("--repeatable/--not-repeatable", "repeatable", None, "Actors and learner take turns: exactly repeatable."),
     _Setting("--actors", "num_actors", _POSITIVE, "Processes that play.", _MACHINE),
     _Setting("--envs-per-actor", "envs_per_actor", _POSITIVE, "Environments that each of them plays at once."),
     _Setting("--unroll-length", "unroll_length", _POSITIVE, "Steps of an environment in one rollout."),
     _Setting("--batch-size", "batch_size", _POSITIVE, "Rollouts of one environment each in a training batch."),
     _Setting("--optimizer", "optimizer", click.Choice(OPTIMIZERS), "Its kind; rmsprop_tf is that of the A3C paper."),
     _Setting("--learning-rate", "learning_rate", _MORE_THAN_0, "At the start."),
-    _Setting("--anneal/--no-anneal", "anneal_learning_rate", None, "Lower it to 0 at the last step."),
+    _Setting("--anneal/--no-anneal", "anneal_learning_rate", None, "Lower it to the final one, in a straight line."),
+    _Setting("--final-learning-rate", "final_learning_rate", _NOT_NEGATIVE, "At the last step; anneals to it.", "0"),
     _Setting("--rms-epsilon", "rms_epsilon", _MORE_THAN_0, "Of RMSProp."),
     _Setting("--entropy-cost", "entropy_cost", _NOT_NEGATIVE, "Weight of the entropy bonus."),
+    _Setting("--final-entropy-cost", "final_entropy_cost", _NOT_NEGATIVE, "At the last step.", "the same"),
+    _Setting(
+        "--schedule-steps", "schedule_steps", _POSITIVE, "Agent steps at which both of these are final.", "--steps"
+    ),
     _Setting("--value-cost", "value_cost", _NOT_NEGATIVE, "Weight of the value loss."),
     _Setting("--discount", "discount", _SHARE, "Gamma."),
     _Setting("--lambda", "lambda_", _SHARE, "From 0, one-step returns, to 1, returns to the end of the rollout."),
@@ -75,6 +83,8 @@ _SETTINGS = (
     _Setting("--device", "device", str, "Where the learner computes: cpu, cuda, cuda:1.", _MACHINE),
     _Setting("--precision", "precision", click.Choice(PRECISIONS), "Of the network.", "bf16 where that is fast"),
     _Setting("--learner-threads", "learner_threads", _POSITIVE, "CPU threads of the learner.", _MACHINE),
+    _Setting("--evaluate-every", "evaluate_every", _POSITIVE, "Agent steps between evaluations.", "there are none"),
+    _Setting("--evaluation-episodes", "evaluation_episodes", _POSITIVE, "Episodes that each of them plays."),
     _Setting("--checkpoint-interval", "checkpoint_interval_s", _MORE_THAN_0, "Seconds between checkpoints."),
     _Setting("--report-interval", "report_interval_s", _MORE_THAN_0, "Seconds between rows of progress.csv."),
 )  # fmt: skip
@@ -136,12 +146,27 @@ def _command(algorithm: AlgorithmName) -> click.Command:
 def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
     """What is no setting, or given in another form."""
     return [
+        click.option(
+            "--config",
+            "config_file",
+            type=_FOLDER,
+            metavar="FILE|RUN",
+            help="Settings from a TOML file, or those of another run; options win over them. docs/training.md has the "
+            "names.  [default: no file]",
+        ),
         click.option("--env", help="An Atari game (pong) or a gymnasium id (CartPole-v1, module:EnvId)."),
         click.option(
             "--preset",
             type=click.Choice(PRESET_NAMES),
             default=None,
             help="Whose defaults are used where nothing is given below; those shown there are ours.  [default: ours]",
+        ),
+        click.option(
+            "--protocol",
+            type=click.Choice(PROTOCOL_NAMES),
+            default=None,
+            help="Play Atari games as in Mnih et al. 2015 or in Machado et al. 2018: sticky actions, lost lives, "
+            "actions, frame limit.  [default: neither; see docs/training.md]",
         ),
         click.option(
             "--env-option",
@@ -179,6 +204,7 @@ def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
 def _train(
     algorithm: AlgorithmName,
     *,
+    config_file: Path | None,
     env_options: Sequence[str],
     run_dir: Path | None,
     resume: Path | None,
@@ -187,9 +213,8 @@ def _train(
 ) -> NoReturn:
     """Train, and end the process."""
     given = {name: value for name, value in settings.items() if value is not None}
-    given["algorithm"] = algorithm
     try:
-        trainer = _make_trainer(given, env_options, run_dir, resume)
+        trainer = _make_trainer(algorithm, given, config_file, env_options, run_dir, resume)
         result = trio.run(_run, trainer, _make_display(trainer), monitor or False)
     except KeyboardInterrupt:
         click.echo("stopped at once", err=True)
@@ -199,7 +224,7 @@ def _train(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(UNREAD)
     except ModuleNotFoundError as error:
-        raise _missing_package(error) from error
+        raise missing_package(error) from error
     except AsyncparlError as error:
         raise click.ClickException(str(error)) from error
     _say_how_it_ended(algorithm, result)
@@ -207,29 +232,59 @@ def _train(
 
 
 def _make_trainer(
-    given: dict[str, Any], env_options: Sequence[str], run_dir: Path | None, resume: Path | None
+    algorithm: AlgorithmName,
+    given: dict[str, Any],
+    config_file: Path | None,
+    env_options: Sequence[str],
+    run_dir: Path | None,
+    resume: Path | None,
 ) -> Trainer:
-    from asyncparl.cli.env_options import parse_env_options
     from asyncparl.rl import keep_freed_memory
     from asyncparl.training.trainer import Trainer
 
     keep_freed_memory()
-    if env_options:
-        given["env_options"] = parse_env_options(env_options)
     if resume is not None:
-        if run_dir is not None:
-            raise ConfigError("--run-dir is for new runs: a resumed run goes on in its own folder")
-        if "preset" in given:
-            raise ConfigError("--preset is for new runs: a resumed run keeps the settings that it has")
-        return Trainer.resume(resume, changes=given, warn=_warn)
-    if "env" not in given:
+        _check_resumable(given, config_file, run_dir)
+        changes = _with_env_options(given, env_options)
+        return Trainer.resume(resume, changes={"algorithm": algorithm, **changes}, warn=_warn)
+    settings = _with_env_options(_from_file(config_file, given, algorithm), env_options)
+    if "env" not in settings:
         raise click.UsageError("--env says what to play, --resume which run to go on with: one of them is needed")
-    if given.get("cluster") and "num_actors" not in given:
-        given["num_actors"] = trio.run(_free_cpus, given["cluster"])
-    config = TrainingConfig.for_this_machine(given.pop("env"), **given)
+    if settings.get("cluster") and "num_actors" not in settings:
+        settings["num_actors"] = trio.run(_free_cpus, settings["cluster"])
+    config = TrainingConfig.for_this_machine(algorithm=algorithm, **settings)
     for warning in config.warnings():
         _warn(warning)
     return Trainer(config, run_dir=run_dir)
+
+
+def _check_resumable(given: dict[str, Any], config_file: Path | None, run_dir: Path | None) -> None:
+    if run_dir is not None:
+        raise ConfigError("--run-dir is for new runs: a resumed run goes on in its own folder")
+    for option, is_given in (
+        ("--preset", "preset" in given), ("--protocol", "protocol" in given), ("--config", config_file is not None),
+    ):  # fmt: skip
+        if is_given:
+            raise ConfigError(f"{option} is for new runs: a resumed run keeps the settings that it has")
+
+
+def _from_file(config_file: Path | None, given: dict[str, Any], algorithm: AlgorithmName) -> dict[str, Any]:
+    from asyncparl.cli.config_file import merge, read_config_file
+
+    return given if config_file is None else merge(read_config_file(config_file, algorithm), given, algorithm)
+
+
+def _with_env_options(settings: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Protocol and options as the one setting that they are."""
+    from asyncparl.cli.env_options import make_env_options
+    from asyncparl.training.environments import find_atari_game
+
+    settings = dict(settings)
+    protocol = settings.pop("protocol", None)
+    if protocol is not None and "env" in settings and find_atari_game(settings["env"]) is None:
+        raise ConfigError(f"--protocol is only for Atari games, which {settings['env']!r} is not")
+    options = make_env_options(protocol, settings.pop("env_options", {}), texts)
+    return settings if options is None else {**settings, "env_options": options}
 
 
 async def _free_cpus(cluster: str) -> int:
@@ -282,7 +337,7 @@ def _warn(line: str) -> None:
     click.echo(f"warning: {line}", err=True)
 
 
-def _missing_package(error: ModuleNotFoundError) -> click.ClickException:
+def missing_package(error: ModuleNotFoundError) -> click.ClickException:
     package = (error.name or "").partition(".")[0]
     if package in {"torch", "numpy", "gymnasium", "ale_py", "rich", "tensorboard"}:
         return click.ClickException(f"training needs {package}, which is not installed: pip install 'asyncparl[train]'")

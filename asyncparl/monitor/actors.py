@@ -142,10 +142,7 @@ def _doing(figures: ActorFigures) -> tuple[str, float | None]:
         return "its process is being started", None
     if calls is None:
         return "does not answer: native code of it may hold Python's lock, or it is stopped", None
-    if not calls.num_running:
-        return "waits for calls", None
-    others = f" and {calls.num_running - 1} more" if calls.num_running > 1 else ""
-    return f"runs {calls.running}{others}", calls.running_s
+    return calls.doing()
 
 
 def _compare(memory: _Memory, new: ActorFigures, at: float) -> None:

@@ -18,16 +18,10 @@ from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.ids import new_driver_id, new_token
 from asyncparl.monitor.source import Sight
 from asyncparl.protocol.cluster_view import ClusterView, NodeSummary
-from asyncparl.protocol.control import (
-    ActorExited,
-    AskTicket,
-    DescribeCluster,
-    JoinDriver,
-    LeaveDriver,
-    ReadLog,
-)
 from asyncparl.protocol.figures import News, NodeFigures, ReadDeath, ReadFigures, ReadNews
 from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.master_messages import AskTicket, DescribeCluster, JoinDriver, LeaveDriver
+from asyncparl.protocol.node_messages import ActorExited, ReadLog
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.master_link import MasterLink, ask, watch
 from asyncparl.runtime.versions import our_versions

@@ -62,7 +62,7 @@ class LogReader:
         if death is None:
             return None
         return {
-            "reason": death.reason,
+            "reason": death.explain(),
             "exit_code": death.exit_code,
             "signal": death.signal,
             "num_restarts": death.num_restarts,

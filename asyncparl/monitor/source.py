@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from asyncparl.protocol.cluster_view import ClusterView
-from asyncparl.protocol.control import ActorExited
 from asyncparl.protocol.figures import News, NodeFigures
+from asyncparl.protocol.node_messages import ActorExited
 
 EMPTY_VIEW = ClusterView([], [], [], [])
 

@@ -14,6 +14,10 @@ The caller's view of a call:
 
 The callee's view: SERVING --cancel--> CANCELLING, and both end with the one answer. A cancel that crosses the answer
 on the way finds nothing and is ignored. Losing the link settles everything that is left, on both sides.
+
+A call may have a time limit. When it is up, a call that is QUEUED is settled, and one that is SENT becomes OVERDUE: it
+was cancelled, and the callee has a moment for a last word, the answer or `TimedOut`. The callee counts for itself: time
+that is up is a cancel there. What was not started by then never starts (`begin`).
 """
 
 from __future__ import annotations
@@ -23,11 +27,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from asyncparl.errors import CallFate, ProtocolError
+from asyncparl.protocol.deadlines import Deadlines
+from asyncparl.protocol.messages import Call
 
 
 class CallerState(Enum):
     QUEUED = "queued"
     SENT = "sent"
+    OVERDUE = "overdue"
     ABANDONED = "abandoned"
 
 
@@ -43,12 +50,22 @@ CALLER_MOVES: dict[tuple[CallerState, str], CallerState | None] = {
     (CallerState.SENT, "cancel"): CallerState.ABANDONED,
     (CallerState.SENT, "answer"): None,
     (CallerState.ABANDONED, "answer"): None,
+    (CallerState.QUEUED, "expire"): None,
+    (CallerState.SENT, "expire"): CallerState.OVERDUE,
+    (CallerState.OVERDUE, "cancel"): CallerState.ABANDONED,
+    (CallerState.OVERDUE, "answer"): None,
+    (CallerState.SENT, "timed_out"): CallerState.ABANDONED,
+    (CallerState.OVERDUE, "timed_out"): CallerState.ABANDONED,
+    (CallerState.ABANDONED, "timed_out"): CallerState.ABANDONED,
 }
 CALLEE_MOVES: dict[tuple[CalleeState, str], CalleeState | None] = {
     (CalleeState.SERVING, "cancel"): CalleeState.CANCELLING,
     (CalleeState.SERVING, "answer"): None,
     (CalleeState.CANCELLING, "answer"): None,
 }
+
+
+_MIN_STALE = 64
 
 
 @dataclass(slots=True)
@@ -92,7 +109,31 @@ class CallerTable:
             return None
         state = call.state
         self._move(call_id, "cancel")
+        self._forget_cancelled()
         return state
+
+    def expire(self, call_id: int) -> CallerState | None:
+        """The time of a call is up; the state that it was in, or None if there is nothing to be done about it."""
+        call = self._calls.get(call_id)
+        if call is None or call.state not in (CallerState.QUEUED, CallerState.SENT):
+            return None
+        state = call.state
+        self._move(call_id, "expire")
+        self._forget_cancelled()
+        return state
+
+    def timed_out(self, call_id: int) -> bool:
+        """The callee says that the time of a call is up; whether anybody still waits for it.
+
+        Raises:
+            ProtocolError: no such call is open at the callee.
+        """
+        call = self._calls.get(call_id)
+        if call is None or call.state is CallerState.QUEUED:
+            raise ProtocolError(f"the time of call {call_id} is up, which is not open")
+        wanted = call.state is not CallerState.ABANDONED
+        self._move(call_id, "timed_out")
+        return wanted
 
     def answer(self, call_id: int) -> bool:
         """An answer arrived; whether anybody still waits for it.
@@ -103,7 +144,7 @@ class CallerTable:
         call = self._calls.get(call_id)
         if call is None or call.state is CallerState.QUEUED:
             raise ProtocolError(f"an answer to call {call_id}, which is not open")
-        wanted = call.state is CallerState.SENT
+        wanted = call.state is not CallerState.ABANDONED
         self._move(call_id, "answer")
         self._num_sent -= 1
         return wanted
@@ -125,14 +166,18 @@ class CallerTable:
     def grant(self, call_id: int, num_items: int) -> bool:
         """Allow more items; whether the callee must be told (not before the call is sent, nor when it is given up)."""
         call = self._calls.get(call_id)
-        if call is None or call.state is CallerState.ABANDONED:
+        if call is None or call.state in (CallerState.ABANDONED, CallerState.OVERDUE):
             return False
         call.credit += num_items
         return call.state is CallerState.SENT
 
     def lose(self) -> list[tuple[int, CallFate]]:
         """The link is gone: everything that somebody still waits for, oldest first."""
-        fates = {CallerState.QUEUED: CallFate.NEVER_STARTED, CallerState.SENT: CallFate.MAY_HAVE_RUN}
+        fates = {
+            CallerState.QUEUED: CallFate.NEVER_STARTED,
+            CallerState.SENT: CallFate.MAY_HAVE_RUN,
+            CallerState.OVERDUE: CallFate.MAY_HAVE_RUN,
+        }
         lost = [(call_id, fates[call.state]) for call_id, call in self._calls.items() if call.state in fates]
         self._calls.clear()
         self._queue.clear()
@@ -143,6 +188,11 @@ class CallerTable:
     def num_open(self) -> int:
         """Calls that are queued, sent or abandoned and not yet answered."""
         return len(self._calls)
+
+    def _forget_cancelled(self) -> None:
+        """Of those that were cancelled while they waited something is left in the queue: clear it away at times."""
+        if len(self._queue) > 2 * len(self._calls) + _MIN_STALE:
+            self._queue = deque(call_id for call_id in self._queue if call_id in self._calls)
 
     def _move(self, call_id: int, event: str) -> None:
         state = CALLER_MOVES[self._calls[call_id].state, event]
@@ -159,12 +209,26 @@ class _IncomingCall:
 
 
 @dataclass(slots=True)
+class Limit:
+    """What is known of a call of the peer's that may not take for ever. Times are those of our own clock."""
+
+    call: Call
+    deadline: float
+    ticket: int
+    """Of the deadline, among those of the table."""
+    began_at: float | None = None
+    """None: it has not started."""
+
+
+@dataclass(slots=True)
 class CalleeTable:
     """Calls that the peer made. `window` is how many unanswered ones we accept."""
 
     window: int
     _last_id: int = 0
     _calls: dict[int, _IncomingCall] = field(default_factory=dict)
+    _limits: dict[int, Limit] = field(default_factory=dict)
+    _deadlines: Deadlines[int] = field(default_factory=Deadlines)
 
     def arrive(self, call_id: int, credit: int) -> None:
         """A call came in.
@@ -187,6 +251,37 @@ class CalleeTable:
         self._move(call_id, "cancel")
         return True
 
+    def limit(self, call: Call, deadline: float) -> None:
+        """A call that has arrived must have its answer by then, or the first of its items."""
+        if call.call_id in self._calls:
+            self._limits[call.call_id] = Limit(call, deadline, self._deadlines.add(deadline, call.call_id))
+
+    def limit_of(self, call_id: int) -> Limit | None:
+        """That of a call that needs an answer still, if it has one."""
+        return self._limits.get(call_id)
+
+    def lift_limit(self, call_id: int) -> None:
+        """The call has no limit any more."""
+        if (limit := self._limits.pop(call_id, None)) is not None:
+            self._deadlines.drop(limit.ticket)
+
+    def next_deadline(self) -> float:
+        """When the time of some call is up; infinity if there is no limit."""
+        return self._deadlines.next_at()
+
+    def take_overdue(self, now: float) -> list[int]:
+        """Calls whose time is up. Each is told once."""
+        return self._deadlines.take_due(now)
+
+    def begin(self, call_id: int, now: float) -> bool:
+        """It is this call's turn: whether it may start. It may not if it is not wanted, or if its time is up."""
+        limit = self._limits.get(call_id)
+        if not self.is_wanted(call_id) or (limit is not None and now >= limit.deadline):
+            return False
+        if limit is not None:
+            limit.began_at = now
+        return True
+
     def is_open(self, call_id: int) -> bool:
         """Whether the call still needs an answer."""
         return call_id in self._calls
@@ -199,6 +294,8 @@ class CalleeTable:
     def answer(self, call_id: int) -> None:
         """We answered. A second answer, or one to a call that never came, is our bug: `KeyError`."""
         self._move(call_id, "answer")
+        if self._limits:
+            self.lift_limit(call_id)
 
     def grant(self, call_id: int, num_items: int) -> bool:
         """The caller takes more items; whether the call is still open."""
@@ -218,11 +315,15 @@ class CalleeTable:
         call = self._calls[call_id]
         assert call.credit > 0, f"an item of call {call_id} without credit"
         call.credit -= 1
+        if self._limits:
+            self.lift_limit(call_id)  # from here on its caller counts
 
     def lose(self) -> list[int]:
         """The link is gone: the calls that nobody will hear the answer of."""
         lost = list(self._calls)
         self._calls.clear()
+        self._limits.clear()
+        self._deadlines = Deadlines()
         return lost
 
     @property

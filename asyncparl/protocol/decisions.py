@@ -55,6 +55,7 @@ class Named(NamedTuple):
     actor_id: str
     actor_name: str
     class_path: tuple[str, str]
+    call_timeout_s: float | None = None
 
 
 class Ended(NamedTuple):
@@ -68,20 +69,12 @@ class NodeLost(NamedTuple):
 
     node_id: str
     name: str
-    incarnation: int
     reason: str
-
-
-class LeaseExpired(NamedTuple):
-    """The actor was not started in time: tell its driver."""
-
-    lease: Lease
 
 
 class DemandRefused(NamedTuple):
     """No node can ever hold it any more: tell its driver."""
 
-    driver_id: str
     actor_id: str
     reason: str
 
@@ -93,4 +86,4 @@ class DriverGone(NamedTuple):
     name: str
 
 
-Decision = NodeLost | LeaseExpired | DemandRefused | DriverGone
+Decision = NodeLost | DemandRefused | DriverGone

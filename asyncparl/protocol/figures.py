@@ -37,6 +37,22 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     running_s: float
     durations: list[int]
     """Calls, and items of streams, by bucket."""
+    num_awaited: int = 0
+    """Calls of others' methods that it has made, and waits for."""
+    awaited: str = ""
+    """The one that it has waited for longest, as `Store#1.get`."""
+    awaited_s: float = 0.0
+
+    def doing(self) -> tuple[str, float | None]:
+        """What the actor does, in words, and for how many seconds; None: it has nothing to do."""
+        others = f" and {self.num_running - 1} more" if self.num_running > 1 else ""
+        if self.num_awaited:
+            more = f" and {self.num_awaited - 1} more" if self.num_awaited > 1 else ""
+            inside = f", in {self.running}{others}" if self.num_running else ""
+            return f"waits for {self.awaited}{more}{inside}", self.awaited_s
+        if self.num_running:
+            return f"runs {self.running}{others}", self.running_s
+        return "waits for calls", None
 
 
 class ActorFigures(msgspec.Struct, frozen=True):

@@ -4,9 +4,10 @@ Layout (little-endian; `[n]` is a size in bytes):
 
     magic[2] version[1] flags[1] num_buffers[2] reserved[2] envelope_len[4] payload_len[4]     header, 16 bytes
     buffer_len[8] * num_buffers
+    buffer_at[8] * num_buffers  only with flag 1: where in the arena of the link; -1: it follows in this frame
     envelope        msgpack of one message
     payload         opaque
-    padding to 64   then every buffer, each padded to 64
+    padding to 64   then every buffer that follows, each padded to 64
 
 A transport message holds one frame with buffers, or any number of frames without buffers one after another, each
 padded to 8. Buffers therefore start at a multiple of 64 from the start of the transport message.
@@ -18,7 +19,7 @@ handed out is a view of them. Whatever bytes arrive, the result is frames or one
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,6 +37,8 @@ _MAGIC = b"aP"
 _WIRE_VERSION = 1
 _HEADER = struct.Struct("<2sBBHHII")
 _PADDING = bytes(BUFFER_ALIGNMENT)
+_REFERS = 1
+_FOLLOWS = (1 << 64) - 1
 
 _encode_envelope = msgspec.msgpack.Encoder().encode
 
@@ -52,7 +55,18 @@ class Frame(NamedTuple):
     buffers: Sequence[memoryview] = ()
 
 
-def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffer] = ()) -> list[Buffer]:
+class Lent(NamedTuple):
+    """A buffer that is in the arena of the link: only what is sent over this link may refer to it."""
+
+    offset: int
+    num_bytes: int
+
+
+Borrow = Callable[[int, int], memoryview]
+"""A view of what the peer has lent, by offset and size; raises `ProtocolError` where there is nothing."""
+
+
+def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffer | Lent] = ()) -> list[Buffer]:
     """The parts of a frame, in order. The buffers are passed on as they are, not copied.
 
     Lone surrogates in the message's texts (from the name of a file, say) arrive as `\\udc80`: UTF-8 has no bytes for
@@ -65,53 +79,68 @@ def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffe
         envelope = _encode_envelope(message)
     except UnicodeEncodeError:
         envelope = _encode_envelope(_without_surrogates(msgspec.to_builtins(message)))
-    size = _HEADER.size + 8 * len(buffers) + len(envelope) + len(payload)
+    refers = any(isinstance(buffer, Lent) for buffer in buffers)
     try:
-        head = _HEADER.pack(_MAGIC, _WIRE_VERSION, 0, len(buffers), 0, len(envelope), len(payload))
+        head = _HEADER.pack(_MAGIC, _WIRE_VERSION, refers, len(buffers), 0, len(envelope), len(payload))
     except struct.error:
         raise SerializationError(
             f"a message with {len(buffers)} buffers and a payload of {len(payload)} bytes does not fit a frame "
             f"(limits: {MAX_BUFFERS} buffers, 4 GiB)"
         ) from None
     if not buffers:
+        size = _HEADER.size + len(envelope) + len(payload)
         return [b"".join((head, envelope, payload, _PADDING[: -size % _FRAME_ALIGNMENT]))]
-    sizes = [len(buffer) for buffer in buffers]
-    table = struct.pack(f"<{len(sizes)}Q", *sizes)
+    table = _pack_table(buffers, refers)
+    size = _HEADER.size + len(table) + len(envelope) + len(payload)
     parts: list[Buffer] = [b"".join((head, table, envelope, payload, _PADDING[: -size % BUFFER_ALIGNMENT]))]
-    for buffer, buffer_size in zip(buffers, sizes, strict=True):
-        parts.append(buffer)
-        if padding := -buffer_size % BUFFER_ALIGNMENT:
-            parts.append(_PADDING[:padding])
+    for buffer in buffers:
+        if not isinstance(buffer, Lent):
+            parts.append(buffer)
+            if padding := -len(buffer) % BUFFER_ALIGNMENT:
+                parts.append(_PADDING[:padding])
     return parts
 
 
-def decode_frames(view: memoryview) -> list[Frame]:
+def _pack_table(buffers: Sequence[Buffer | Lent], refers: bool) -> bytes:
+    entries = [buffer.num_bytes if isinstance(buffer, Lent) else len(buffer) for buffer in buffers]
+    if refers:
+        entries += [buffer.offset if isinstance(buffer, Lent) else _FOLLOWS for buffer in buffers]
+    return struct.pack(f"<{len(entries)}Q", *entries)
+
+
+def decode_frames(view: memoryview, borrow: Borrow | None = None) -> list[Frame]:
     """Every frame of one transport message, in order.
 
+    Args:
+        borrow: what gives views of the arena of the link that the message came over; None: it has none.
+
     Raises:
-        ProtocolError: the bytes are not frames of this version, sizes do not add up, or an envelope is no message.
+        ProtocolError: the bytes are not frames of this version, sizes do not add up, an envelope is no message, or
+            there is no such memory as a frame refers to.
     """
     frames = []
     offset = 0
     while offset < len(view):
-        frame, offset = _decode_one(view, offset)
+        frame, offset = _decode_one(view, offset, borrow)
         frames.append(frame)
     if not frames:
         raise ProtocolError("an empty transport message")
     return frames
 
 
-def _decode_one(view: memoryview, start: int) -> tuple[Frame, int]:
+def _decode_one(view: memoryview, start: int, borrow: Borrow | None) -> tuple[Frame, int]:
     available = len(view) - start
     if available < _HEADER.size:
         raise ProtocolError(f"{available} bytes are too few for a frame")
-    magic, version, _flags, num_buffers, _, envelope_len, payload_len = _HEADER.unpack_from(view, start)
+    magic, version, flags, num_buffers, _, envelope_len, payload_len = _HEADER.unpack_from(view, start)
     if magic != _MAGIC:
         raise ProtocolError(f"not an asyncparl frame: it starts with {bytes(magic)!r}")
     if version != _WIRE_VERSION:
         raise ProtocolError(f"frame version {version}; this side speaks {_WIRE_VERSION}")
     table_at = start + _HEADER.size
-    envelope_at = table_at + 8 * num_buffers
+    refers = flags & _REFERS
+    num_entries = 2 * num_buffers if refers else num_buffers
+    envelope_at = table_at + 8 * num_entries
     payload_at = envelope_at + envelope_len
     end = payload_at + payload_len
     if end > len(view):
@@ -122,8 +151,15 @@ def _decode_one(view: memoryview, start: int) -> tuple[Frame, int]:
         raise ProtocolError(f"a frame's envelope is no known message: {error}") from None
     if not num_buffers:
         return Frame(message, view[payload_at:end]), end + (start - end) % _FRAME_ALIGNMENT
-    sizes = struct.unpack_from(f"<{num_buffers}Q", view, table_at)
-    buffers, end_of_buffers = _slice_buffers(view, end + (start - end) % BUFFER_ALIGNMENT, sizes)
+    entries = struct.unpack_from(f"<{num_entries}Q", view, table_at)
+    buffers_at = end + (start - end) % BUFFER_ALIGNMENT
+    if refers:
+        sizes, places = entries[:num_buffers], entries[num_buffers:]
+        following = [size for size, place in zip(sizes, places, strict=True) if place == _FOLLOWS]
+        slices, end_of_buffers = _slice_buffers(view, buffers_at, following)
+        buffers = _with_borrowed(slices, sizes, places, borrow)
+    else:
+        buffers, end_of_buffers = _slice_buffers(view, buffers_at, entries)
     return Frame(message, view[payload_at:end], buffers), end_of_buffers
 
 
@@ -135,6 +171,18 @@ def _slice_buffers(view: memoryview, offset: int, sizes: Sequence[int]) -> tuple
         buffers.append(view[offset : offset + size])
         offset += size + -size % BUFFER_ALIGNMENT
     return buffers, offset
+
+
+def _with_borrowed(
+    slices: list[memoryview], sizes: Sequence[int], places: Sequence[int], borrow: Borrow | None
+) -> list[memoryview]:
+    """All buffers in order: those that followed, and those that are in the arena."""
+    if borrow is None:
+        raise ProtocolError("a frame refers to shared memory, and this link has none")
+    following = iter(slices)
+    return [
+        next(following) if place == _FOLLOWS else borrow(place, size) for size, place in zip(sizes, places, strict=True)
+    ]
 
 
 def _without_surrogates(part: Any) -> Any:

@@ -20,6 +20,7 @@ import msgspec
 
 from asyncparl.errors import CallFate, ProtocolError
 from asyncparl.protocol.calls import CalleeTable, CallerState, CallerTable
+from asyncparl.protocol.deadlines import is_duration
 from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
@@ -27,6 +28,7 @@ from asyncparl.protocol.messages import (
     Cancel,
     Cancelled,
     ErrorReport,
+    GiveBack,
     Goodbye,
     Grant,
     Hello,
@@ -34,6 +36,8 @@ from asyncparl.protocol.messages import (
     Message,
     Raised,
     Returned,
+    SharesMemory,
+    TimedOut,
 )
 from asyncparl.protocol.values import NOTHING, Encoded
 
@@ -94,11 +98,34 @@ class AnswerArrived(NamedTuple):
     frame: Frame
 
 
+class TimeIsUp(NamedTuple):
+    """The callee says that a call of ours has not ended in time, and what it knows of it. Its answer is not awaited."""
+
+    call_id: int
+    message: TimedOut
+
+
 class PeerClosing(NamedTuple):
     """The peer said goodbye: it sends nothing more, and the loss of the link is expected."""
 
 
-Event = Opened | CallArrived | CancelArrived | GrantArrived | ItemArrived | AnswerArrived | PeerClosing
+class MemoryReturned(NamedTuple):
+    """The peer has no views any more of what it was lent at these offsets."""
+
+    offsets: list[int]
+
+
+Event = (
+    Opened
+    | CallArrived
+    | CancelArrived
+    | GrantArrived
+    | ItemArrived
+    | AnswerArrived
+    | TimeIsUp
+    | PeerClosing
+    | MemoryReturned
+)
 
 
 class LinkCore:
@@ -114,15 +141,29 @@ class LinkCore:
         hello = Hello(PROTOCOL_VERSION, call_window, name, pid, process_id)
         self._outgoing: deque[Outgoing] = deque([Outgoing(hello)])
         self._num_detached = 0
+        self._deadlines: dict[int, float] = {}
+        """Of calls of ours that were not taken to be sent yet, by our clock."""
+        self.may_refer = False
+        """The peer understands frames that refer to the arena."""
         self._is_silent = False
         """We said goodbye, or the link is lost: whatever we would say now is dropped."""
 
     # --- what we want ---------------------------------------------------------------------------------------
 
-    def call(self, kind: int, target: str, value: Encoded = NOTHING, *, credit: int = 0, object_id: int = 0) -> int:
+    def call(
+        self,
+        kind: int,
+        target: str,
+        value: Encoded = NOTHING,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+        deadline: float | None = None,
+    ) -> int:
         """Make a call; its id. It is outgoing at once if the peer's window has room, else when it has.
 
-        A call that must wait takes a copy of its arrays, so that the user may change them.
+        A call that must wait takes a copy of its arrays, so that the user may change them. `deadline`, by our clock,
+        is what the callee is told of: how much time is left when the call leaves.
 
         Raises:
             RuntimeError: the link is lost; nobody would ever settle the call.
@@ -130,6 +171,8 @@ class LinkCore:
         if self.state is LinkState.LOST:
             raise RuntimeError("a call on a lost link")
         call_id = self.caller.open(credit)
+        if deadline is not None:
+            self._deadlines[call_id] = deadline
         self._waiting[call_id] = Outgoing(Call(call_id, kind, target, credit, object_id), value)
         self._send_what_fits()
         if value.buffers and call_id in self._waiting:
@@ -139,11 +182,18 @@ class LinkCore:
     def cancel(self, call_id: int) -> bool:
         """Give up on a call of ours; False if it is already settled. Its late answer will be dropped."""
         state = self.caller.cancel(call_id)
-        if state is CallerState.QUEUED:
-            del self._waiting[call_id]
-        elif state is CallerState.SENT:
-            self._say(Outgoing(Cancel(call_id)))
+        self._tell_cancelled(call_id, state)
         return state is not None
+
+    def expire(self, call_id: int) -> CallerState | None:
+        """The time of a call of ours is up; the state that it was in.
+
+        QUEUED: it was never sent, and is settled. SENT: the callee is told, and may have a last word; `cancel` it when
+        that does not come. None: it is settled, or was told before.
+        """
+        state = self.caller.expire(call_id)
+        self._tell_cancelled(call_id, state)
+        return state
 
     def grant(self, call_id: int, num_items: int) -> None:
         """Take more items of a stream of ours."""
@@ -174,6 +224,30 @@ class LinkCore:
             self.callee.spend(call_id)
             self._say(Outgoing(Item(call_id), value))
 
+    def time_is_up(self, call_id: int, running: str, running_s: float, now: float) -> None:
+        """Tell the peer what there is to say of a call of its own that has taken too long, or was cancelled for that.
+
+        Args:
+            running: the method that is in its way, if it has not started, and for how long that has run.
+            now: the time of our clock.
+        """
+        limit = self.callee.limit_of(call_id)
+        if limit is not None:
+            self.callee.cancel(call_id)  # so that nobody starts it any more
+            self.callee.lift_limit(call_id)
+            if limit.began_at is None:
+                self._say(Outgoing(TimedOut(call_id, False, running, running_s)))
+            else:
+                self._say(Outgoing(TimedOut(call_id, True, limit.call.target, now - limit.began_at)))
+
+    def share_memory(self) -> None:
+        """Tell the peer that we see the arena."""
+        self._say(Outgoing(SharesMemory()))
+
+    def give_back(self, offsets: list[int]) -> None:
+        """Return what the peer has lent."""
+        self._say(Outgoing(GiveBack(offsets)))
+
     def say_goodbye(self) -> None:
         """Tell the peer that we send nothing more. Answers from now on go nowhere; calls wait for the loss."""
         self._say(Outgoing(Goodbye()))
@@ -196,7 +270,9 @@ class LinkCore:
                 wanted = self.caller.answer(call_id)
                 self._send_what_fits()
                 return AnswerArrived(call_id, frame) if wanted else None
-            case Call(call_id=call_id, credit=credit):
+            case Call(call_id=call_id, credit=credit, timeout_s=timeout_s):
+                if timeout_s is not None:
+                    _check_time_left(call_id, timeout_s)
                 self.callee.arrive(call_id, credit)
                 return CallArrived(message, frame)
             case Item(call_id):
@@ -205,6 +281,18 @@ class LinkCore:
                 return GrantArrived(call_id) if self.callee.grant(call_id, num_items) else None
             case Cancel(call_id):
                 return CancelArrived(call_id) if self.callee.cancel(call_id) else None
+            case _:
+                return self._receive_rare(message)
+
+    def _receive_rare(self, message: GiveBack | SharesMemory | TimedOut | Goodbye | Hello) -> Event | None:
+        match message:
+            case GiveBack(offsets):
+                return MemoryReturned(offsets)
+            case SharesMemory():
+                self.may_refer = True
+                return None
+            case TimedOut(call_id):
+                return TimeIsUp(call_id, message) if self.caller.timed_out(call_id) else None
             case Goodbye():
                 self.state = LinkState.CLOSING
                 self.caller.window = 0  # it will not answer, so what was not sent yet is never started
@@ -218,6 +306,7 @@ class LinkCore:
         self._is_silent = True
         self._outgoing.clear()
         self._waiting.clear()
+        self._deadlines.clear()
         return self.caller.lose(), self.callee.lose()
 
     # --- what must be sent ----------------------------------------------------------------------------------
@@ -237,10 +326,22 @@ class LinkCore:
         """What `take_outgoing` will give."""
         return self._outgoing[0]
 
-    def take_outgoing(self) -> Outgoing:
-        """The next message to send."""
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether `take_outgoing` needs to know the time."""
+        return bool(self._deadlines)
+
+    def take_outgoing(self, now: float = 0.0) -> Outgoing:
+        """The next message to send. `now`: the time of our clock, by which a call is told how much is left to it."""
         self._num_detached = max(0, self._num_detached - 1)
-        return self._outgoing.popleft()
+        outgoing = self._outgoing.popleft()
+        message = outgoing.message
+        if self._deadlines and isinstance(message, Call):
+            deadline = self._deadlines.pop(message.call_id, None)
+            if deadline is not None:
+                timed = msgspec.structs.replace(message, timeout_s=max(0.0, deadline - now))
+                outgoing = outgoing._replace(message=timed)
+        return outgoing
 
     def detach_outgoing(self) -> None:
         """The channel is full: copy the arrays of what could not leave yet, so that the user may change them."""
@@ -265,6 +366,14 @@ class LinkCore:
             self._send_what_fits()
         return Opened(hello)
 
+    def _tell_cancelled(self, call_id: int, state: CallerState | None) -> None:
+        """What follows from giving up on a call that was in this state."""
+        if state is CallerState.QUEUED:
+            del self._waiting[call_id]
+            self._deadlines.pop(call_id, None)
+        elif state is CallerState.SENT:
+            self._say(Outgoing(Cancel(call_id)))
+
     def _send_what_fits(self) -> None:
         while self._waiting and (call_id := self.caller.next_to_send()) is not None:
             self._outgoing.append(self._waiting.pop(call_id))
@@ -278,6 +387,11 @@ class LinkCore:
     def _say(self, outgoing: Outgoing) -> None:
         if not self._is_silent:
             self._outgoing.append(outgoing)
+
+
+def _check_time_left(call_id: int, timeout_s: float) -> None:
+    if not is_duration(timeout_s):
+        raise ProtocolError(f"call {call_id} has {timeout_s} s left, which is no time")
 
 
 def _detached(outgoing: Outgoing) -> Outgoing:

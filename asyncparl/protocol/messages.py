@@ -59,6 +59,8 @@ class Call(msgspec.Struct, tag=1, array_like=True, frozen=True):
     credit: int
     object_id: int = 0
     """Which object of the callee's process: 0 is the actor itself, others were exposed."""
+    timeout_s: float | None = None
+    """What is left of the time that the call may take, counted from here by whoever reads it; None: all the time."""
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -113,5 +115,30 @@ class Goodbye(msgspec.Struct, tag=8, array_like=True, frozen=True):
     """The last message of its sender: the loss of the link that follows is no accident."""
 
 
-Message = Hello | Call | Cancel | Returned | Raised | Cancelled | Item | Grant | Goodbye
+class TimedOut(msgspec.Struct, tag=9, array_like=True, frozen=True):
+    """What the callee knows of a call whose time is up; comes before its answer, and only for a call with a limit.
+
+    It is certain: a call of which `has_started` is false never starts.
+    """
+
+    call_id: int
+    has_started: bool
+    running: str = ""
+    """The method that runs: the call's own, or the one that was in its way. Empty: nothing does, or nobody knows."""
+    running_s: float = 0.0
+
+
+class SharesMemory(msgspec.Struct, tag=10, array_like=True, frozen=True):
+    """Sent once, after `Hello`, by whoever sees the link's arena: frames may refer to it from now on."""
+
+
+class GiveBack(msgspec.Struct, tag=11, array_like=True, frozen=True):
+    """The sender does not look any more at what it was lent at these offsets of the receiver's half of the arena."""
+
+    offsets: list[int]
+
+
+Message = (
+    Hello | Call | Cancel | Returned | Raised | Cancelled | Item | Grant | Goodbye | TimedOut | SharesMemory | GiveBack
+)
 Answer = Returned | Raised | Cancelled

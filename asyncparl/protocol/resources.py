@@ -63,6 +63,8 @@ class ActorTitle(msgspec.Struct, frozen=True):
     """Its owner starts it again under the same id if it dies, until the owner withdraws it."""
     num_restarts: int = 0
     """How often its owner has done so: of two processes of an actor, the one with more is the actor."""
+    call_timeout_s: float | None = None
+    """How long a call of it may take, where the call does not say."""
 
 
 UNTITLED = ActorTitle()
@@ -141,23 +143,23 @@ def check_demand(demand: Demand) -> None:
         ValueError: an amount is negative, no number, too large, or below a thousandth; more than one GPU, but not a
             whole number of them.
     """
-    _check_amount("cpus", demand.cpus)
-    _check_amount("gpus", demand.gpus)
-    _check_whole("memory_bytes", demand.memory_bytes, MAX_BYTES)
+    _check_amount("num_cpus", demand.cpus)
+    _check_amount("num_gpus", demand.gpus)
+    _check_whole("max_memory", demand.memory_bytes, MAX_BYTES)
     if demand.gpus > 1 and not float(demand.gpus).is_integer():
-        raise ValueError(f"gpus is {demand.gpus:g}: ask for a whole number of GPUs, or for a part of one")
+        raise ValueError(f"num_gpus is {demand.gpus:g}: ask for a whole number of GPUs, or for a part of one")
 
 
 def check_capacity(capacity: Capacity) -> None:
-    """Say what is wrong with what a node offers.
+    """Say what is wrong with what a node offers, as its options are called.
 
     Raises:
         ValueError: an amount is negative, no number or too large.
     """
     if capacity.cpus != math.inf:
         _check_amount("cpus", capacity.cpus)
-    _check_whole("num_gpus", capacity.num_gpus, _MAX_GPUS)
-    _check_whole("memory_bytes", capacity.memory_bytes, MAX_BYTES)
+    _check_whole("gpus", capacity.num_gpus, _MAX_GPUS)
+    _check_whole("memory", capacity.memory_bytes, MAX_BYTES)
 
 
 def lease_fault(lease: Lease, node_id: str, capacity: Capacity) -> str | None:

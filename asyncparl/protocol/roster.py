@@ -1,6 +1,6 @@
 """The nodes of a cluster, by their ids: who may join and under which name, and what they could ever hold.
 
-The books of each node are its own (`nodes.py`); who is given what is decided in `cluster.py`.
+The books of each node are its own (`nodes.py`); who is given what is decided in `scheduler.py`.
 """
 
 from __future__ import annotations

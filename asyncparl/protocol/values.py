@@ -4,9 +4,9 @@ Two encodings, told apart by the first byte of the payload:
 
 - *plain*: None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and CPU torch tensors, in any nesting
   of up to `_MAX_PLAIN_NODES` nodes. No pickle is involved on either side.
-- *pickle*: anything else, by pickle 5 with out-of-band buffers; what pickle cannot reach by name (lambdas, classes
-  of a notebook) by cloudpickle. Reading a pickle runs code that the sender chose: a trust decision, which is why
-  only drivers and workers read it, on links of their own cluster.
+- *pickle*: anything else, by pickle 5 with out-of-band buffers; what the reader cannot reach by name (lambdas, classes
+  of a notebook) travels as code, by cloudpickle. Reading a pickle runs code that the sender chose: a trust decision,
+  which is why only drivers and workers read it, on links of their own cluster.
 
 An array never passes through the payload unless it is tiny: its memory is handed on as a buffer, without a copy, and
 the receiver builds its array on the memory that the message arrived in. Numpy and torch are never imported to encode
@@ -15,10 +15,12 @@ the receiver builds its array on the memory that the message arrived in. Numpy a
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pickle
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -55,11 +57,12 @@ NOTHING = Encoded(b"")
 """The encoding of None: no bytes at all."""
 
 
-def encode_value(value: object, *, by_value: bool = False) -> Encoded:
+def encode_value(value: object, *, main_names: frozenset[str] | None = None) -> Encoded:
     """Encode any picklable value.
 
     Args:
-        by_value: functions and classes of `__main__` travel as code, because the receiver cannot import them.
+        main_names: what the receiver finds in its `__main__`; other functions and classes of ours travel as code.
+            None: all of it.
 
     Raises:
         SerializationError: the value cannot be pickled; the cause says why.
@@ -70,7 +73,7 @@ def encode_value(value: object, *, by_value: bool = False) -> Encoded:
     try:
         return Encoded(_PLAIN + _encode_tree(_Lowering(buffers).lower(value)), buffers)
     except (_NotPlain, ValueError):  # the latter: text that UTF-8 cannot express, or 4 GiB of it
-        return _encode_by_pickle(value, by_value)
+        return _encode_by_pickle(value, main_names)
 
 
 def decode_value(payload: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
@@ -241,24 +244,50 @@ def _tensor_from(dtype_name: str, shape: list[int], buffer: Buffer) -> Any:
 # --- pickle -----------------------------------------------------------------------------------------------------
 
 
-def _encode_by_pickle(value: object, by_value: bool) -> Encoded:
+def find_by_name(module: str, qualname: str) -> object | None:
+    """What is there in this process by the path that a pickle has for a class or function. Nothing is imported."""
+    name, *parts = qualname.split(".")
+    found = vars(sys.modules[module]).get(name) if sys.modules.get(module) is not None else None
+    for part in parts:
+        found = getattr(found, part, None)
+    return found
+
+
+def _encode_by_pickle(value: object, main_names: frozenset[str] | None) -> Encoded:
+    reads_all = main_names is None or vars(sys.modules["__main__"]).keys() <= main_names
     try:
-        return _pickled_with(_cloud_pickler() if by_value else pickle.Pickler, value)
+        return _pickled_with(pickle.Pickler if reads_all else _code_pickler(), value, main_names)
     except Exception as error:
         # By far the most common reason is a lambda or a local class.
         try:
-            return _pickled_with(_cloud_pickler(), value)
+            return _pickled_with(_code_pickler(), value, main_names)
         except Exception:
             raise SerializationError(
                 f"a value of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: {error}"
             ) from error
 
 
-def _cloud_pickler() -> Any:
-    return importlib.import_module("cloudpickle").CloudPickler
+@functools.cache
+def _code_pickler() -> Any:
+    cloud_pickler: Any = importlib.import_module("cloudpickle").CloudPickler
+
+    class CodePickler(cloud_pickler):  # type: ignore[misc]
+        """Takes the code of what the reader does not find by name. (cloudpickle alone would, of all in `__main__`.)"""
+
+        main_names: frozenset[str] | None
+
+        def reducer_override(self, value: Any) -> Any:
+            is_code = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"
+            return NotImplemented if is_code and self._is_found(value) else super().reducer_override(value)
+
+        def _is_found(self, code: Any) -> bool:
+            is_there = self.main_names is None or code.__qualname__.partition(".")[0] in self.main_names
+            return is_there and find_by_name("__main__", code.__qualname__) is code
+
+    return CodePickler
 
 
-def _pickled_with(pickler_type: Any, value: object) -> Encoded:
+def _pickled_with(pickler_type: Any, value: object, main_names: frozenset[str] | None) -> Encoded:
     file = io.BytesIO()
     file.write(_PICKLE)
     buffers: list[Buffer] = []
@@ -272,6 +301,8 @@ def _pickled_with(pickler_type: Any, value: object) -> Encoded:
         return False
 
     pickler = _array_aware(pickler_type)(file, protocol=5, buffer_callback=take_buffer)
+    if pickler_type is not pickle.Pickler:
+        pickler.main_names = main_names
     pickler.dump(value)
     return Encoded(file.getvalue(), buffers)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, overload
 
 import torch
 from numpy.typing import NDArray
@@ -26,14 +26,36 @@ class Agent:
         """One update from a rollout of arrays or tensors. The metrics stay tensors: reading one may wait for a GPU."""
         return self.algorithm.learn(to_torch(rollout, self._device()))
 
-    def predict(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """The best actions, int64 [N] for observations [N, ...]."""
-        return as_array(self.algorithm.predict(as_tensor(obs).to(self._device())))
+    def initial_state(self, num_envs: int) -> NDArray[Any] | None:
+        """float32 [N, S]: what the model remembers when an episode begins; None: it has no memory.
 
-    def sample(self, obs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        Where it has one, `predict` and `sample` also take such a state, and return the next one behind the rest.
+        """
+        state = self.algorithm.initial_state(num_envs)
+        return None if state is None else as_array(state)
+
+    @overload
+    def predict(self, obs: NDArray[Any]) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, obs: NDArray[Any], state: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    def predict(
+        self, obs: NDArray[Any], state: NDArray[Any] | None = None
+    ) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
+        """The best actions, int64 [N] for observations [N, ...]."""
+        results = self._act(self.algorithm.predict, obs, state)
+        return results[0] if state is None else (results[0], results[1])
+
+    @overload
+    def sample(self, obs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def sample(self, obs: NDArray[Any], state: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    def sample(self, obs: NDArray[Any], state: NDArray[Any] | None = None) -> tuple[NDArray[Any], ...]:
         """Actions drawn from the policy, int64 [N], and their log-probabilities, float32 [N]."""
-        actions, log_probs = self.algorithm.sample(as_tensor(obs).to(self._device()))
-        return as_array(actions), as_array(log_probs)
+        return self._act(self.algorithm.sample, obs, state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write model, optimizer, schedule, counters and random state to one file, all of it or nothing.
@@ -77,6 +99,13 @@ class Agent:
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Copy weights into the model; ValueError if they do not fit, and nothing has changed then."""
         self.algorithm.set_weights(weights)
+
+    def _act(
+        self, choose: Callable[..., Tensor | tuple[Tensor, ...]], obs: NDArray[Any], state: NDArray[Any] | None
+    ) -> tuple[NDArray[Any], ...]:
+        inputs = [as_tensor(each).to(self._device()) for each in (obs, state) if each is not None]
+        results = choose(*inputs)
+        return tuple(as_array(each) for each in (results if isinstance(results, tuple) else (results,)))
 
     def _device(self) -> torch.device:
         return next(self.algorithm.model.parameters()).device

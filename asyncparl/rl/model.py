@@ -15,8 +15,12 @@ from asyncparl.algorithms.weights import WeightLayout, get_weights, set_weights,
 class Model(torch.nn.Module):
     """Subclass it like `torch.nn.Module`: define layers in `__init__` and write `forward`.
 
-    For an actor-critic, `forward(obs [N, ...])` returns `(logits [N, num_actions], values [N])`. "Weights" are the
-    parameters and the persistent buffers. What is handed out is a copy: later training does not change it.
+    For an actor-critic, `forward(obs [N, ...])` returns `(logits [N, num_actions], values [N])`. One with a memory also
+    has `initial_state(num_envs)`, which returns a tensor [N, ...] or a tuple of such, and then it is
+    `forward(obs, state)`, which returns `(logits, values, state)`; see `LSTMModel` for a ready one.
+
+    "Weights" are the parameters and the persistent buffers. What is handed out is a copy: later training does not
+    change it.
     """
 
     def get_weights(self) -> dict[str, NDArray[Any]]:

@@ -7,9 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import DTypeLike
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,7 +15,6 @@ from asyncparl.rl.model import Model
 from asyncparl.rl.pixels import PixelConv2d
 
 SHALLOW_MIN_SIDE = 20  # pixels: smaller images vanish in the convolutions of AtariShallow
-MAX_COLOURS = 4
 
 LayerT = TypeVar("LayerT", bound=nn.Conv2d | nn.Linear)
 
@@ -36,7 +33,33 @@ class ActorCriticHead(nn.Module):
             return self.policy(features), self.value(features).squeeze(-1)
 
 
-class AtariShallow(Model):
+class ShallowTorso(nn.Module):
+    """What `AtariShallow` sees with: two convolutions and a layer of 256 features.
+
+    Args:
+        obs_shape: [C, H, W]; uint8 pixels are scaled to [0, 1] inside.
+    """
+
+    num_features = 256
+
+    def __init__(self, obs_shape: Sequence[int] = (4, 84, 84)) -> None:
+        super().__init__()
+        channels, height, width = _image_shape(obs_shape)
+        if min(height, width) < SHALLOW_MIN_SIDE:
+            raise ValueError(f"images are {height} x {width}, expected at least {SHALLOW_MIN_SIDE} pixels a side")
+        self.conv1 = orthogonal(PixelConv2d(channels, 16, kernel_size=8, stride=4))
+        self.conv2 = orthogonal(nn.Conv2d(16, 32, kernel_size=4, stride=2))
+        rows, columns = (((side - 8) // 4 + 1 - 4) // 2 + 1 for side in (height, width))
+        self.fc = orthogonal(nn.Linear(32 * rows * columns, self.num_features))
+
+    def features(self, obs: Tensor) -> Tensor:
+        """[N, num_features] of images [N, C, H, W]."""
+        x = functional.relu(self.conv1(obs), inplace=True)
+        x = functional.relu(self.conv2(x), inplace=True)
+        return functional.relu(self.fc(_flatten_channels_last(x)), inplace=True)
+
+
+class AtariShallow(ShallowTorso, Model):
     """The small network of the IMPALA paper for stacked grey frames: two convolutions and 256 features.
 
     Args:
@@ -45,32 +68,24 @@ class AtariShallow(Model):
     """
 
     def __init__(self, num_actions: int, obs_shape: Sequence[int] = (4, 84, 84)) -> None:
-        super().__init__()
-        channels, height, width = _image_shape(obs_shape)
-        if min(height, width) < SHALLOW_MIN_SIDE:
-            raise ValueError(f"images are {height} x {width}, expected at least {SHALLOW_MIN_SIDE} pixels a side")
-        self.conv1 = orthogonal(PixelConv2d(channels, 16, kernel_size=8, stride=4))
-        self.conv2 = orthogonal(nn.Conv2d(16, 32, kernel_size=4, stride=2))
-        rows, columns = (((side - 8) // 4 + 1 - 4) // 2 + 1 for side in (height, width))
-        self.fc = orthogonal(nn.Linear(32 * rows * columns, 256))
-        self.head = ActorCriticHead(256, num_actions)
+        super().__init__(obs_shape)
+        self.head = ActorCriticHead(self.num_features, num_actions)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        x = functional.relu(self.conv1(obs), inplace=True)
-        x = functional.relu(self.conv2(x), inplace=True)
-        logits, values = self.head(functional.relu(self.fc(_flatten_channels_last(x)), inplace=True))
+        logits, values = self.head(self.features(obs))
         return logits, values
 
 
-class AtariDeep(Model):
-    """The deep residual network of the IMPALA paper, without its LSTM: 15 convolutions and 256 features.
+class DeepTorso(nn.Module):
+    """What `AtariDeep` sees with: 15 convolutions and a layer of 256 features.
 
     Args:
-        num_actions: number of discrete actions.
         obs_shape: [C, H, W]; uint8 pixels are scaled to [0, 1] inside.
     """
 
-    def __init__(self, num_actions: int, obs_shape: Sequence[int] = (4, 84, 84)) -> None:
+    num_features = 256
+
+    def __init__(self, obs_shape: Sequence[int] = (4, 84, 84)) -> None:
         super().__init__()
         channels, height, width = _image_shape(obs_shape)
         self.blocks = nn.Sequential(
@@ -79,12 +94,28 @@ class AtariDeep(Model):
             _DownBlock(nn.Conv2d(32, 32, kernel_size=3, padding=1)),
         )
         rows, columns = (math.ceil(side / 8) for side in (height, width))  # each block halves, rounding up
-        self.fc = orthogonal(nn.Linear(32 * rows * columns, 256))
-        self.head = ActorCriticHead(256, num_actions)
+        self.fc = orthogonal(nn.Linear(32 * rows * columns, self.num_features))
+
+    def features(self, obs: Tensor) -> Tensor:
+        """[N, num_features] of images [N, C, H, W]."""
+        x = functional.relu(self.blocks(obs), inplace=True)
+        return functional.relu(self.fc(_flatten_channels_last(x)), inplace=True)
+
+
+class AtariDeep(DeepTorso, Model):
+    """The deep residual network of the IMPALA paper, without its LSTM: 15 convolutions and 256 features.
+
+    Args:
+        num_actions: number of discrete actions.
+        obs_shape: [C, H, W]; uint8 pixels are scaled to [0, 1] inside.
+    """
+
+    def __init__(self, num_actions: int, obs_shape: Sequence[int] = (4, 84, 84)) -> None:
+        super().__init__(obs_shape)
+        self.head = ActorCriticHead(self.num_features, num_actions)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        x = functional.relu(self.blocks(obs), inplace=True)
-        logits, values = self.head(functional.relu(self.fc(_flatten_channels_last(x)), inplace=True))
+        logits, values = self.head(self.features(obs))
         return logits, values
 
 
@@ -108,20 +139,6 @@ class MLP(Model):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         x = obs.reshape(len(obs), -1).float()
         return self.policy(x).float(), self.value(x).float().squeeze(-1)
-
-
-def default_model(obs_shape: Sequence[int], obs_dtype: DTypeLike, num_actions: int) -> Model:
-    """`AtariShallow` for uint8 images [C, H, W] large enough for it, `MLP` for everything else.
-
-    Raises:
-        ValueError: for large images with the colours last, [H, W, C], which neither would learn from.
-    """
-    is_pixels = len(obs_shape) == 3 and np.dtype(obs_dtype) == np.uint8
-    if is_pixels and min(obs_shape[1:]) >= SHALLOW_MIN_SIDE:
-        return AtariShallow(num_actions, obs_shape)
-    if is_pixels and min(obs_shape[:2]) >= SHALLOW_MIN_SIDE and obs_shape[2] <= MAX_COLOURS:
-        raise ValueError(f"no default model for images of shape {list(obs_shape)}: give [C, H, W], or your own model")
-    return MLP(math.prod(obs_shape), num_actions)
 
 
 def orthogonal(layer: LayerT, gain: float = math.sqrt(2.0)) -> LayerT:

@@ -15,6 +15,7 @@ be started again, here. What waits here was never sent, so a process that dies b
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,11 +23,14 @@ import trio
 
 from asyncparl.errors import ActorDied, CallFate, SerializationError
 from asyncparl.ids import ActorId
-from asyncparl.protocol.control import ActorExited, AskPlace
+from asyncparl.protocol.master_messages import AskPlace
 from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.values import NOTHING, Encoded
+from asyncparl.runtime.activity import WaitingCall, note_calling
 from asyncparl.runtime.call import Call, make_call
-from asyncparl.runtime.handle import LinkedHandle, encode_argument
+from asyncparl.runtime.call_values import encode_argument
+from asyncparl.runtime.handle import LinkedHandle
 from asyncparl.runtime.incarnation import Incarnation, OwnerSession
 from asyncparl.runtime.link import LinkLost
 from asyncparl.runtime.node_link import NodeLink
@@ -36,6 +40,9 @@ from asyncparl.runtime.repeats import RepeatableCall, idempotent_methods
 from asyncparl.runtime.stopping import CLOSE_GRACE_S
 from asyncparl.runtime.supervisor import Restart, Supervisor
 
+_MIN_LOOK_THROUGH = 64
+"""Calls that wait for an actor to start, before any of them is looked at again."""
+
 
 class ActorHandle(LinkedHandle):
     """An actor that we own."""
@@ -44,10 +51,13 @@ class ActorHandle(LinkedHandle):
         self, session: OwnerSession, request: AskPlace, plain_class: type, supervisor: Supervisor | None = None
     ) -> None:
         """`supervisor`: decides whether it is started again when it dies; None: it never is."""
-        super().__init__(request.name, callee=session.objects, process_id=session.process_id, by_value=session.by_value)
+        super().__init__(
+            request.name, callee=session.objects, process_id=session.process_id, main_names=session.main_names
+        )
         self.actor_id = ActorId(request.actor_id)
         self.plain_class = plain_class
         self.public_name = request.title.public_name
+        self.call_timeout_s = request.title.call_timeout_s
         self.is_detached = request.title.is_detached
         """It does not end with its session."""
         self._session = session
@@ -76,14 +86,17 @@ class ActorHandle(LinkedHandle):
         self._is_open = supervisor is None
         """Calls may be sent."""
         self._waiting: list[RepeatableCall] = []
+        self._look_through_at = _MIN_LOOK_THROUGH
         self._repeated: list[RepeatableCall] | None = None
         """While a link is exchanged: what its loss does not fail."""
+        note_calling(self)
 
     # --- for proxies ----------------------------------------------------------------------------------------
 
     def reference(self) -> Reference:
         """What travels."""
-        return Reference(self.actor_id, 0, self.name, class_path_of(self.plain_class))
+        class_path = class_path_of(self.plain_class)
+        return Reference(self.actor_id, 0, self.name, class_path, call_timeout_s=self.call_timeout_s)
 
     @property
     def state(self) -> str:
@@ -153,7 +166,8 @@ class ActorHandle(LinkedHandle):
         """Make the first call: build the object."""
         argument = (self.plain_class, max_concurrency, args, kwargs)
         try:
-            arguments = encode_argument(f"{self.name}.__init__", argument, by_value=self._by_value)
+            name = f"{self.name}.__init__"
+            arguments = encode_argument(name, CallKind.CREATE, argument, main_names=self._main_names)
         except SerializationError as error:
             self._no_object = error
             return
@@ -165,7 +179,15 @@ class ActorHandle(LinkedHandle):
         self._creation = make_call(self._process.link, name, CallKind.CREATE, "__init__", self._arguments)
 
     def _make_call(
-        self, name: str, kind: int, target: str, value: Encoded, *, credit: int, object_id: int
+        self,
+        name: str,
+        kind: int,
+        target: str,
+        value: Encoded,
+        *,
+        credit: int,
+        object_id: int,
+        timeout_s: float | None,
     ) -> Call[Any]:
         with self._switching:
             if self._gone.is_set() or self._no_object is not None:
@@ -173,20 +195,37 @@ class ActorHandle(LinkedHandle):
             is_repeatable = kind == CallKind.METHOD and target in self._idempotent
             if object_id or (self._is_open and not is_repeatable):
                 # What was exposed by a process is never in the next one.
-                return super()._make_call(name, kind, target, value, credit=credit, object_id=object_id)
+                return super()._make_call(
+                    name, kind, target, value, credit=credit, object_id=object_id, timeout_s=timeout_s
+                )
             pending = Pending(name, self.loop)
-            call = RepeatableCall(pending, kind, target, value.detach(), credit=credit, on_lost=self._call_lost)
+            deadline = None if timeout_s is None else pending.limit_to(timeout_s, self.loop)
+            call = RepeatableCall(
+                pending, kind, target, value.detach(), credit=credit, deadline=deadline, on_lost=self._call_lost
+            )
             if self._is_open:
                 call.send(self._link)
             else:
-                self._waiting.append(call)
+                self._let_wait(call)
+            pending.watch_limit()
             return Call(pending)
+
+    def _let_wait(self, call: RepeatableCall) -> None:
+        if len(self._waiting) >= self._look_through_at:
+            # Those that were given up meanwhile would be kept for as long as the actor does not start.
+            self._waiting = [other for other in self._waiting if not other.is_settled]
+            self._look_through_at = max(_MIN_LOOK_THROUGH, 2 * len(self._waiting))
+        self._waiting.append(call)
 
     def _call_lost(self, call: RepeatableCall, error: BaseException) -> None:
         if self._repeated is not None and call.target in self._idempotent and not call.has_begun:
             self._repeated.append(call)
         else:
             call.fail(error)
+
+    def waiting_calls(self) -> Iterable[WaitingCall]:
+        """Those that wait for the actor to start again; the others are known to its link."""
+        return [call.describe() for call in tuple(self._waiting)]
 
     # --- its life -------------------------------------------------------------------------------------------
 
@@ -371,12 +410,12 @@ class ActorHandle(LinkedHandle):
         """What a call raises that was open when a process died which is not the last one."""
         death = self._death
         assert death is not None
-        return ActorDied(self.name, death.reason, death.exit_code, death.signal, death.log_tail, fate)
+        return ActorDied(self.name, death.explain(), death.exit_code, death.signal, death.log_tail, fate)
 
     def _why_dead(self, fate: CallFate) -> BaseException:
         if self._no_object is not None:
             return self._no_object
         death = self._death or ActorExited(self.actor_id, "its session has ended", None, None, [])
         went_wrong = (death.signal is not None or death.exit_code) and not self._is_forced
-        reason = death.reason if went_wrong else self._intended_end or death.reason
+        reason = death.explain("" if went_wrong else self._intended_end)
         return ActorDied(self.name, reason, death.exit_code, death.signal, death.log_tail, fate)

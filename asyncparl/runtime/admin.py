@@ -11,18 +11,16 @@ import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.ids import new_driver_id, new_token
-from asyncparl.protocol.control import (
+from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.master_messages import (
     AskTicket,
     DescribeCluster,
     DescribedCluster,
     JoinDriver,
     LeaveDriver,
-    ListLogs,
-    LogInfo,
-    ReadLog,
     StopCluster,
 )
-from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.node_messages import ListLogs, LogInfo, ReadLog
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.master_link import MasterLink, ask, watch
 from asyncparl.runtime.state import Role, find_secret

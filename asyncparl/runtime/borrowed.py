@@ -12,19 +12,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
 import trio
 
 from asyncparl.errors import ActorDied, AsyncparlError, CallFate, ResourceError, SerializationError
-from asyncparl.protocol.control import ActorExited, CallBack, FindActor, FollowActor, KillActor, NodeTicket
+from asyncparl.protocol.master_messages import CallBack, FindActor, KillActor, NodeTicket
 from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.node_messages import ActorExited, FollowActor
 from asyncparl.protocol.values import Encoded
+from asyncparl.runtime.activity import WaitingCall, note_calling
 from asyncparl.runtime.call import Call, deferred_call, failed_call, lose_call, make_call
+from asyncparl.runtime.call_values import encode_argument
 from asyncparl.runtime.event_loop import EventLoop
-from asyncparl.runtime.handle import LinkedHandle, encode_argument
+from asyncparl.runtime.handle import LinkedHandle
 from asyncparl.runtime.interrupts import Uninterrupted
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link, LinkLost
 from asyncparl.runtime.node_link import NodeLink
@@ -44,7 +47,7 @@ class BorrowingSession(Protocol):
     """What these handles need of their session."""
 
     process_id: str
-    by_value: bool
+    main_names: frozenset[str] | None
 
     def node_at(self, ticket: NodeTicket) -> NodeLink: ...
     async def ask_master(self, request: Any) -> Any: ...
@@ -64,7 +67,7 @@ class BorrowedHandle(LinkedHandle):
         self, session: BorrowingSession, reference: Reference, objects: Objects, death: ActorExited | None = None
     ) -> None:
         """`death`: what we have heard of it already."""
-        super().__init__(reference.name, callee=objects, process_id=session.process_id, by_value=session.by_value)
+        super().__init__(reference.name, callee=objects, process_id=session.process_id, main_names=session.main_names)
         self._objects = objects
         self._session = session
         self._reference = reference
@@ -86,14 +89,24 @@ class BorrowedHandle(LinkedHandle):
         return self._reference
 
     def _make_call(
-        self, name: str, kind: int, target: str, value: Encoded, *, credit: int, object_id: int
+        self,
+        name: str,
+        kind: int,
+        target: str,
+        value: Encoded,
+        *,
+        credit: int,
+        object_id: int,
+        timeout_s: float | None,
     ) -> Call[Any]:
         with self._turn:
             if not self._is_connecting:
                 self._is_connecting = True
                 session_over = partial(self._link.lose, self._why_dead)
                 self._session.start_soon(self._serve_connection, self._link, otherwise=session_over)
-            return super()._make_call(name, kind, target, value, credit=credit, object_id=object_id)
+            return super()._make_call(
+                name, kind, target, value, credit=credit, object_id=object_id, timeout_s=timeout_s
+            )
 
     @property
     def state(self) -> str:
@@ -209,14 +222,14 @@ class BorrowedHandle(LinkedHandle):
         report = self._death or self._report
         if report is None:
             return ActorDied(self.name, "its caller has ended", fate=fate)
-        return ActorDied(self.name, report.reason, report.exit_code, report.signal, report.log_tail, fate)
+        return ActorDied(self.name, report.explain(), report.exit_code, report.signal, report.log_tail, fate)
 
 
 class LocalHandle(LinkedHandle):
     """The objects of this very process, called like those of any other: values are copies, order is kept."""
 
     def __init__(self, session: BorrowingSession, reference: Reference, objects: Objects) -> None:
-        super().__init__(reference.name, callee=objects, process_id=session.process_id, by_value=session.by_value)
+        super().__init__(reference.name, callee=objects, process_id=session.process_id, main_names=session.main_names)
         self._reference = reference
         self._objects = objects
         for channel, link in zip(memory_channels(MAX_MESSAGE_BYTES), (self._link, self._new_link()), strict=True):
@@ -227,9 +240,17 @@ class LocalHandle(LinkedHandle):
         return self._reference
 
     def _make_call(
-        self, name: str, kind: int, target: str, value: Encoded, *, credit: int, object_id: int
+        self,
+        name: str,
+        kind: int,
+        target: str,
+        value: Encoded,
+        *,
+        credit: int,
+        object_id: int,
+        timeout_s: float | None,
     ) -> Call[Any]:
-        call = super()._make_call(name, kind, target, value, credit=credit, object_id=object_id)
+        call = super()._make_call(name, kind, target, value, credit=credit, object_id=object_id, timeout_s=timeout_s)
         call.needs_thread(self._objects.thread_for(object_id, kind, target))
         return call
 
@@ -274,29 +295,52 @@ class DriverHandle:
         self._objects = objects
         self._turn = threading.RLock()  # a session that is over settles what waits at once
         self._waiting: deque[tuple[Call[Any], Callable[[Link], None]]] = deque()
+        note_calling(self)
 
     def call(
-        self, kind: int, target: str, argument: object = None, *, credit: int = 0, object_id: int = 0
+        self,
+        kind: int,
+        target: str,
+        argument: object = None,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+        timeout_s: float | None = None,
     ) -> Call[Any]:
         """Make a call. Whatever goes wrong is raised where it is awaited."""
         name = f"{self.name}.{target}"
+        if self.loop.is_elsewhere:
+            return failed_call(name, self.loop.why_over(name))
         try:
-            value = encode_argument(name, argument, by_value=self._session.by_value)
+            value = encode_argument(name, kind, argument, main_names=self._session.main_names)
         except SerializationError as error:
             return failed_call(name, error)
         with Uninterrupted(), self._turn:
             link = None if self._waiting else self._objects.find_link(self._process_id)
             if link is not None:
                 with contextlib.suppress(LinkLost):
-                    return make_call(link, name, kind, target, value, credit=credit, object_id=object_id)
+                    return make_call(
+                        link, name, kind, target, value, credit=credit, object_id=object_id, timeout_s=timeout_s
+                    )
             call, send = deferred_call(
-                self.loop, name, kind, target, value.detach(), credit=credit, object_id=object_id
+                self.loop,
+                name,
+                kind,
+                target,
+                value.detach(),
+                credit=credit,
+                object_id=object_id,
+                timeout_s=timeout_s,
             )
             self._waiting.append((call, send))
             if len(self._waiting) == 1:
                 session_over = partial(self._settle_waiting, None, "its caller has ended")
                 self._session.start_soon(self._send_waiting, otherwise=session_over)
         return call
+
+    def waiting_calls(self) -> Iterable[WaitingCall]:
+        """Those that wait for a link; the others are known to it."""
+        return [call.describe() for call, _ in tuple(self._waiting)]
 
     async def _send_waiting(self) -> None:
         """Have the program dial us; then send what waits."""

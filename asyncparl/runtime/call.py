@@ -10,19 +10,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
 
-from asyncparl.errors import NotConnectedError
 from asyncparl.protocol.messages import Raised
-from asyncparl.protocol.values import NOTHING, Encoded, decode_value
-from asyncparl.runtime.event_loop import EventLoop
-from asyncparl.runtime.exceptions import rebuild_exception
+from asyncparl.protocol.values import NOTHING, Encoded
+from asyncparl.runtime.activity import WaitingCall
+from asyncparl.runtime.event_loop import EventLoop, runs_trio
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.interrupts import Uninterrupted, interrupt_main
 from asyncparl.runtime.link import Link, LinkLost
-from asyncparl.runtime.pending import Decoder, Pending, Rebuilder
+from asyncparl.runtime.pending import AS_PICKLES, Pending, Reading
 
 T = TypeVar("T")
 
@@ -84,7 +83,7 @@ class Call(Generic[T]):
             if pending.items:
                 await trio.lowlevel.checkpoint()
                 if (frame := pending.take_item()) is not None:
-                    return pending.decode(frame.payload, frame.buffers)  # type: ignore[no-any-return]
+                    return pending.read("an item of", frame)  # type: ignore[no-any-return]
             elif has_ended:
                 await trio.lowlevel.checkpoint()
                 _check_end(pending, "await it")
@@ -102,7 +101,7 @@ class Call(Generic[T]):
         while True:
             has_ended = pending.is_settled  # first: the last item comes before the end
             if (frame := pending.take_item()) is not None:
-                return pending.decode(frame.payload, frame.buffers)  # type: ignore[no-any-return]
+                return pending.read("an item of", frame)  # type: ignore[no-any-return]
             if has_ended:
                 _check_end(pending, "ask for its result()")
                 raise StopIteration
@@ -115,6 +114,10 @@ class Call(Generic[T]):
     def cancel(self) -> None:
         """Give up on the call; awaiting it raises `CallCancelled`. No effect on one that has ended."""
         self._pending.cancel()
+
+    def describe(self) -> WaitingCall:
+        """For people who ask what goes on."""
+        return self._pending.describe()
 
     def needs_thread(self, executor: Executor | None) -> None:
         """It is answered by that thread of this very process, which therefore must not wait for it."""
@@ -156,6 +159,10 @@ class Call(Generic[T]):
             except KeyboardInterrupt:  # which would be lost here
                 pending.loop.run_soon(interrupt_main)
 
+    def __reduce__(self) -> NoReturn:
+        name = self._pending.name
+        raise TypeError(f"{name} is a call, not what it gives: await it first (without `async`: ask for its result())")
+
     def __repr__(self) -> str:
         pending = self._pending
         answer = pending.answer
@@ -170,7 +177,7 @@ class Call(Generic[T]):
 
 def check_thread(word: str, instead: str) -> None:
     """Raise RuntimeError in the thread of an event loop, which must not wait."""
-    if trio.lowlevel.in_trio_run():
+    if runs_trio():
         raise RuntimeError(f"`{word}` would stop the event loop of this thread: write {instead}")
 
 
@@ -194,40 +201,55 @@ def make_call(
     *,
     credit: int = 0,
     object_id: int = 0,
-    decode: Decoder = decode_value,
-    rebuild: Rebuilder = rebuild_exception,
+    timeout_s: float | None = None,
+    reading: Reading = AS_PICKLES,
 ) -> Call[Any]:
     """Make a call over a link. What goes wrong with it is raised where the call is awaited.
 
     Raises:
         LinkLost: nobody would ever settle it.
     """
-    pending = Pending(name, link.loop, decode, rebuild)
+    pending = Pending(name, link.loop, reading)
     pending.link = link
+    deadline = None if timeout_s is None else pending.limit_to(timeout_s, link.loop)
     try:
-        pending.call_id = link.call(pending, kind, target, value, credit=credit, object_id=object_id)
+        pending.call_id = link.call(pending, kind, target, value, credit=credit, object_id=object_id, deadline=deadline)
     except LinkLost:
         raise
     except Exception as error:
         pending.error = error
+    if deadline is not None:
+        pending.watch_limit()
     return Call(pending)
 
 
 def deferred_call(
-    loop: EventLoop, name: str, kind: int, target: str, value: Encoded, *, credit: int, object_id: int
+    loop: EventLoop,
+    name: str,
+    kind: int,
+    target: str,
+    value: Encoded,
+    *,
+    credit: int,
+    object_id: int,
+    timeout_s: float | None,
 ) -> tuple[Call[Any], Callable[[Link], None]]:
     """A call that is made later, and what makes it, in the event loop, once there is a link."""
     pending = Pending(name, loop)
+    deadline = None if timeout_s is None else pending.limit_to(timeout_s, loop)
 
     def send(link: Link) -> None:
         if pending.is_settled:
             return  # cancelled meanwhile
         try:
-            pending.call_id = link.call(pending, kind, target, value, credit=credit, object_id=object_id)
+            pending.call_id = link.call(
+                pending, kind, target, value, credit=credit, object_id=object_id, deadline=deadline
+            )
             pending.link = link  # last: from now on other threads cancel it there
         except Exception as error:
             pending.call_lost(error)
 
+    pending.watch_limit()
     return Call(pending), send
 
 
@@ -247,7 +269,7 @@ def failed_call(name: str, error: BaseException) -> Call[Any]:
 def call_in_loop(loop: EventLoop, name: str, function: Callable[[], Awaitable[T]]) -> Call[T]:
     """Run something in an event loop, for a thread outside of it: a call that goes nowhere."""
     pending = Pending(name, loop)
-    ended = NotConnectedError(f"{name}: the `connect()` block that this belongs to has ended")
+    ended = loop.why_over(name)
 
     async def run() -> None:
         try:

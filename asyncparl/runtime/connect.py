@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import NoReturn
 
 import msgspec
 import trio
@@ -12,14 +14,18 @@ import trio
 from asyncparl.errors import ResourceError
 from asyncparl.machine import allow_many_files
 from asyncparl.protocol.cluster_view import ClusterView
+from asyncparl.protocol.deadlines import check_timeout
 from asyncparl.protocol.figures import MAX_REPORT_BYTES
 from asyncparl.runtime.addresses import parse_host_and_port
+from asyncparl.runtime.dump_signal import telling_when_asked
+from asyncparl.runtime.long_waits import warn_of_long_waits
 from asyncparl.runtime.main_module import stop_if_loading
 from asyncparl.runtime.private import PrivateCluster
 from asyncparl.runtime.program import Program
-from asyncparl.runtime.session import Session, open_session
+from asyncparl.runtime.session import Session, open_session, program_name
+from asyncparl.runtime.signals import chosen_signal
 from asyncparl.runtime.state import find_secret
-from asyncparl.transport import Credentials
+from asyncparl.transport import Credentials, check_process
 
 
 class Cluster:
@@ -44,7 +50,7 @@ class Cluster:
         """
         return await self._session.describe()
 
-    def report(self, **values: object) -> None:
+    def report(self, /, **values: object) -> None:
         """Show figures of this program in monitors: numbers and texts by name, such as `mean_return=20.5`. At once.
 
         The last report is kept, as long as the program runs and a while longer; numbers become curves, over
@@ -58,6 +64,9 @@ class Cluster:
         if len(report) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(report):,} bytes; the limit is {MAX_REPORT_BYTES:,}")
         self._session.loop.run(self._session.report, report)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is of this process only: it cannot be sent")
 
     def __repr__(self) -> str:
         where = f"cluster at {self._address}" if self._address else "private cluster"
@@ -75,6 +84,7 @@ async def connect(
     preload: Sequence[str] | None = None,
     start_method: str | None = None,
     monitor: bool | str = False,
+    warn_after_s: float | None = None,
 ) -> AsyncIterator[Cluster]:
     """Join the cluster whose master is at `address`; without one, start a private cluster on this machine.
 
@@ -92,6 +102,7 @@ async def connect(
             gymnasium, as far as this program has imported them itself.
         start_method: "fork" (default on Linux: 20 ms an actor) or "spawn" (a fresh interpreter each).
         monitor: True, "port" or "host:port": serve a web monitor of the cluster while the block runs, and say where.
+        warn_after_s: log a warning, once, of each call that somebody waits for for longer than this.
 
     Errors: what the block raises leaves it unchanged, never inside an exception group.
 
@@ -99,16 +110,18 @@ async def connect(
 
     Raises:
         AuthenticationError: there is no secret, or it is not the cluster's.
-        ResourceError: the cluster cannot be started, or reached.
+        ResourceError: the cluster cannot be started, or reached; or this process is a fork of one that has used one.
         ValueError: an argument that makes no sense.
     """
-    stop_if_loading()
+    check_can_connect()
     if not trio.lowlevel.in_trio_run():
         raise RuntimeError("asyncparl needs Trio: run the program with trio.run(main), not with asyncio")
-    _check_arguments(address, preload=preload, files=files)
+    _check_types(address, secret_file, cpus, preload=preload, files=files)
     if start_method not in (None, "fork", "spawn"):
         raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")
     open_monitor = _monitor_opener(monitor)
+    chosen_signal()
+    warn_after_s = check_timeout("warn_after_s", warn_after_s)
     allow_many_files()
     program = Program(preload=preload, start_method=start_method, files=files, encrypt=encrypt)
     if address is not None:
@@ -117,22 +130,47 @@ async def connect(
         master = parse_host_and_port(address)
         credentials = Credentials("driver", find_secret("driver", master.port, secret_file=secret_file))
         async with (
+            _telling_when_asked(),
             open_session(program, str(master), credentials, encrypt=encrypt) as session,
             open_monitor(str(master), credentials) as url,
         ):
+            _watch_waits(session, warn_after_s)
             yield Cluster(session, address, url)
         return
     private = PrivateCluster.start(program.local_job(), cpus=cpus, keeps_logs=bool(monitor))
     try:
         private_address = await private.wait_ready()
         async with (
+            _telling_when_asked(),
             open_session(program, private_address, None, encrypt=False) as session,
             open_monitor(private_address, None) as url,
         ):
+            _watch_waits(session, warn_after_s)
             yield Cluster(session, None, url)
     finally:
         with trio.CancelScope(shield=True):
             await private.stop()
+
+
+@contextlib.asynccontextmanager
+async def _telling_when_asked() -> AsyncIterator[None]:
+    with telling_when_asked(program_name()):
+        yield
+
+
+def _watch_waits(session: Session, warn_after_s: float | None) -> None:
+    if warn_after_s is not None:
+        session.start_soon(warn_of_long_waits, warn_after_s)
+
+
+def check_can_connect() -> None:
+    """What comes first, with `async` or without: a script that an actor imports stops here, and a fork is refused.
+
+    Raises:
+        ResourceError: this process is a fork of one that has used a cluster.
+    """
+    stop_if_loading()
+    check_process()
 
 
 def _monitor_opener(monitor: bool | str) -> Callable[[str, Credentials | None], AbstractAsyncContextManager[str]]:
@@ -154,7 +192,7 @@ def _monitor_opener(monitor: bool | str) -> Callable[[str, Credentials | None], 
     return lambda master, credentials: open_monitor(master, credentials, bind)
 
 
-def _check_arguments(address: object, **lists: object) -> None:
+def _check_types(address: object, secret_file: object, cpus: object, **lists: object) -> None:
     """What type checkers would have said.
 
     Raises:
@@ -162,6 +200,13 @@ def _check_arguments(address: object, **lists: object) -> None:
     """
     if address is not None and not isinstance(address, str):
         raise TypeError(f"address must be text such as 'host:8010', not {address!r}")
+    if secret_file is not None and not isinstance(secret_file, (str, os.PathLike)):
+        raise TypeError(f"secret_file must be the path of a file, not {secret_file!r}")
+    if cpus is not None and (isinstance(cpus, bool) or not isinstance(cpus, (int, float))):
+        raise TypeError(f"cpus must be a number, not {cpus!r}")
     for name, value in lists.items():
         if isinstance(value, str):
             raise TypeError(f"{name} must be a list, not one text: {name}=[{value!r}]")
+        is_list = value is None or (isinstance(value, Sequence) and all(isinstance(part, str) for part in value))
+        if not is_list:
+            raise TypeError(f"{name} must be a list of texts, not {value!r}")

@@ -41,6 +41,7 @@ class Executor:
             get = self._jobs.get
             while (job := get()) is not None:
                 job()
+                del job  # it has the arguments of a call
         finally:
             self._thread_id = None
 

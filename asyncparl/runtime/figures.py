@@ -70,18 +70,25 @@ class AsyncCallFigures:
         return list(self._running.values())
 
 
+def all_running(calls: CallFigures, async_calls: AsyncCallFigures, now: int) -> list[tuple[str, float]]:
+    """The methods that run, and for how many seconds: the longest first. From any thread."""
+    own = calls.running()
+    running = [*([] if own is None else [own]), *async_calls.running()]
+    return [(name, (now - since) / 1e9) for name, since in sorted(running, key=lambda each: each[1])]
+
+
 def sum_up(calls: CallFigures, async_calls: AsyncCallFigures, *, num_failed: int, num_waiting: int) -> WorkerFigures:
     """Both kinds together, now."""
     now = clock_ns()
     own = calls.running()
-    running = [*([] if own is None else [own]), *async_calls.running()]
-    name, since = min(running, key=lambda each: each[1], default=("", now))
+    running = all_running(calls, async_calls, now)
+    name, running_s = running[0] if running else ("", 0.0)
     return WorkerFigures(
         num_failed=num_failed,
         busy_s=(calls.busy_ns + (now - own[1] if own is not None else 0)) / 1e9,
         num_waiting=num_waiting,
         num_running=len(running),
         running=name,
-        running_s=(now - since) / 1e9,
+        running_s=running_s,
         durations=[one + other for one, other in zip(calls.durations, async_calls.durations, strict=True)],
     )

@@ -13,10 +13,13 @@ from typing import ParamSpec
 import trio
 
 from asyncparl.errors import ActorDied
-from asyncparl.protocol.control import ActorExited
+from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.restarts import STRATEGIES, RestartBudget, Strategy, check_restarts, restarted_with
 from asyncparl.runtime.actor import ActorHandle
-from asyncparl.runtime.remote import Proxy, RemoteClass
+from asyncparl.runtime.event_loop import EventLoop
+from asyncparl.runtime.remote import Proxy
+from asyncparl.runtime.remote_class import RemoteClass
+from asyncparl.runtime.session import current_session
 from asyncparl.runtime.stopping import ASK_LIMIT_S, CLOSE_GRACE_S, KILL_LIMIT_S
 from asyncparl.runtime.supervisor import Restart, Supervised, restart_after
 
@@ -30,6 +33,7 @@ class Group:
         self._strategy = strategy
         self._budget = RestartBudget(max_restarts, window_s)
         self._scope = scope
+        self._loop = EventLoop()
         self._members: list[ActorHandle] = []
         """Those that have not ended, in the order of joining."""
         self._is_over = False
@@ -44,13 +48,15 @@ class Group:
         Raises:
             TypeError: not a remote class.
             ValueError: a detached actor, which ends with nobody.
-            RuntimeError: the block has ended.
+            RuntimeError: the block has ended, or the last `connect()` is not that of the group.
             NotConnectedError: no `asyncparl.connect()` block is open.
         """
         if not isinstance(cls, RemoteClass):
             raise TypeError(f"a group has actors of remote classes, not {cls!r}")
         if self._is_over:
             raise RuntimeError(f"{cls.__name__} cannot be added: the block of this group has ended")
+        if not self._loop.is_that_of(current_session(f"{cls.__name__}(...)").loop):
+            raise RuntimeError(f"{cls.__name__} cannot be added: this group is of another `connect()`")
         return cls.start_supervised(self, args, kwargs)
 
     @property

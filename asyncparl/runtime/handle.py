@@ -12,18 +12,22 @@ from typing import Any, Protocol
 
 from asyncparl.errors import CallFate, NotConnectedError, SerializationError
 from asyncparl.protocol.link import LinkCore
-from asyncparl.protocol.values import NOTHING, Encoded, encode_value
+from asyncparl.protocol.values import Encoded
 from asyncparl.runtime.call import Call, failed_call, make_call
+from asyncparl.runtime.call_values import encode_argument
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.interrupts import Uninterrupted
-from asyncparl.runtime.link import Callee, Link, LinkLost
+from asyncparl.runtime.link import Link, LinkLost
 from asyncparl.runtime.references import Reference, public_names
+from asyncparl.runtime.roles import Callee
 
 
 class Handle(Protocol):
     """What proxies need of the object that they stand for. What is not `async` may be used in any thread."""
 
     name: str
+    call_timeout_s: float | None
+    """How long a call may take that does not say so itself."""
 
     @property
     def loop(self) -> EventLoop: ...
@@ -32,7 +36,14 @@ class Handle(Protocol):
     def reference(self) -> Reference: ...
     def identity(self) -> tuple[str, int]: ...
     def call(
-        self, kind: int, target: str, argument: object = None, *, credit: int = 0, object_id: int = 0
+        self,
+        kind: int,
+        target: str,
+        argument: object = None,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+        timeout_s: float | None = None,
     ) -> Call[Any]: ...
     def public_names(self) -> list[str]: ...
     async def wait_created(self) -> None: ...
@@ -48,20 +59,31 @@ class CallMaker(Protocol):
     @property
     def loop(self) -> EventLoop: ...
     def call(
-        self, kind: int, target: str, argument: object = None, *, credit: int = 0, object_id: int = 0
+        self,
+        kind: int,
+        target: str,
+        argument: object = None,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+        timeout_s: float | None = None,
     ) -> Call[Any]: ...
 
 
 class LinkedHandle:
     """An object behind a link of its own. Calls may be made before the link is connected: they wait in it."""
 
-    def __init__(self, name: str, *, callee: Callee | None, process_id: str, by_value: bool = False) -> None:
+    def __init__(
+        self, name: str, *, callee: Callee | None, process_id: str, main_names: frozenset[str] | None = None
+    ) -> None:
+        """`main_names`: what the object's process finds in its `__main__`; None: all of ours."""
         self.name = name
         self._callee = callee
         self._process_id = process_id
-        self._by_value = by_value
+        self._main_names = main_names
         self._link = self._new_link()
         self.loop = self._link.loop
+        self.call_timeout_s: float | None = None
 
     def reference(self) -> Reference:
         """What travels when a proxy is sent. Raises TypeError if it must not."""
@@ -72,26 +94,45 @@ class LinkedHandle:
         return self.reference()[:2]
 
     def call(
-        self, kind: int, target: str, argument: object = None, *, credit: int = 0, object_id: int = 0
+        self,
+        kind: int,
+        target: str,
+        argument: object = None,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+        timeout_s: float | None = None,
     ) -> Call[Any]:
         """Make a call. Whatever goes wrong is raised where it is awaited."""
         name = f"{self.name}.{target}"
+        if self.loop.is_elsewhere:
+            return failed_call(name, self.loop.why_over(name))
         try:
             if self._link.is_lost:
                 raise LinkLost
-            value = encode_argument(name, argument, by_value=self._by_value)
+            value = encode_argument(name, kind, argument, main_names=self._main_names)
             with Uninterrupted():
-                return self._make_call(name, kind, target, value, credit=credit, object_id=object_id)
+                return self._make_call(
+                    name, kind, target, value, credit=credit, object_id=object_id, timeout_s=timeout_s
+                )
         except LinkLost:
             return failed_call(name, self._why_dead(CallFate.NEVER_STARTED))
         except SerializationError as error:
             return failed_call(name, error)
 
     def _make_call(
-        self, name: str, kind: int, target: str, value: Encoded, *, credit: int, object_id: int
+        self,
+        name: str,
+        kind: int,
+        target: str,
+        value: Encoded,
+        *,
+        credit: int,
+        object_id: int,
+        timeout_s: float | None,
     ) -> Call[Any]:
         """Raises LinkLost."""
-        return make_call(self._link, name, kind, target, value, credit=credit, object_id=object_id)
+        return make_call(self._link, name, kind, target, value, credit=credit, object_id=object_id, timeout_s=timeout_s)
 
     def _new_link(self) -> Link:
         core = LinkCore(name=self.name, pid=os.getpid(), process_id=self._process_id)
@@ -107,6 +148,7 @@ class UnreachableHandle:
 
     def __init__(self, reference: Reference) -> None:
         self.name = reference.name
+        self.call_timeout_s = reference.call_timeout_s
         self._reference = reference
 
     @property
@@ -128,7 +170,14 @@ class UnreachableHandle:
         return self._reference[:2]
 
     def call(
-        self, kind: int, target: str, argument: object = None, *, credit: int = 0, object_id: int = 0
+        self,
+        kind: int,
+        target: str,
+        argument: object = None,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+        timeout_s: float | None = None,
     ) -> Call[Any]:
         """Say what is missing."""
         return failed_call(f"{self.name}.{target}", self._why())
@@ -152,6 +201,7 @@ class ObjectHandle:
 
     def __init__(self, process: CallMaker, reference: Reference) -> None:
         self.name = reference.name
+        self.call_timeout_s: float | None = None
         self.loop = process.loop
         self._process = process
         self._reference = reference
@@ -170,10 +220,18 @@ class ObjectHandle:
         return self._reference[:2]
 
     def call(
-        self, kind: int, target: str, argument: object = None, *, credit: int = 0, object_id: int = 0
+        self,
+        kind: int,
+        target: str,
+        argument: object = None,
+        *,
+        credit: int = 0,
+        object_id: int = 0,
+        timeout_s: float | None = None,
     ) -> Call[Any]:
         """Make a call. Whatever goes wrong is raised where it is awaited."""
-        return self._process.call(kind, target, argument, credit=credit, object_id=self._reference.object_id)
+        object_id = self._reference.object_id
+        return self._process.call(kind, target, argument, credit=credit, object_id=object_id, timeout_s=timeout_s)
 
     def public_names(self) -> list[str]:
         """What can be called or read."""
@@ -187,18 +245,3 @@ class ObjectHandle:
         raise RuntimeError(f"{self.name} belongs to {self._process.name}: only that process can close it")
 
     kill = close
-
-
-def encode_argument(call_name: str, argument: object, *, by_value: bool) -> Encoded:
-    """The arguments of a call.
-
-    Raises:
-        SerializationError: they cannot travel; it names the call.
-    """
-    if argument is None:
-        return NOTHING
-    try:
-        return encode_value(argument, by_value=by_value)
-    except SerializationError as error:
-        named = SerializationError(f"the arguments of {call_name}: {error}")
-        raise named from error.__cause__

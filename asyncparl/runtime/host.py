@@ -14,11 +14,12 @@ import contextlib
 import inspect
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
 
 from asyncparl.errors import SerializationError
@@ -26,15 +27,17 @@ from asyncparl.protocol.figures import WorkerFigures
 from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.link import CallArrived
 from asyncparl.protocol.messages import Call, CallKind, ErrorReport
-from asyncparl.protocol.values import Encoded, decode_value, encode_value
+from asyncparl.protocol.values import Encoded
+from asyncparl.runtime.activity import awaited_calls, note_serving
 from asyncparl.runtime.async_calls import AsyncCalls, Key
+from asyncparl.runtime.call_values import decode_argument, encode_result
 from asyncparl.runtime.exceptions import pack_exception
 from asyncparl.runtime.executor import Executor
-from asyncparl.runtime.figures import AsyncCallFigures, CallFigures, sum_up
+from asyncparl.runtime.figures import AsyncCallFigures, CallFigures, all_running, clock_ns, sum_up
+from asyncparl.runtime.in_place import served_link
 from asyncparl.runtime.link import Link
+from asyncparl.runtime.references import CALLABLE_DUNDERS, check_public
 
-CALLABLE_DUNDERS = ("__call__", "__getitem__")
-"""What proxies make calls of: `actor(x)` and `actor[key]`."""
 _RESTORE = "on_restart"
 
 
@@ -49,14 +52,23 @@ class ActorHost:
     """Serves the calls of every link of one actor."""
 
     def __init__(
-        self, executor: Executor, nursery: trio.Nursery, note: str, *, may_exit: bool = True, num_restarts: int = 0
+        self,
+        executor: Executor,
+        nursery: trio.Nursery,
+        note: str,
+        *,
+        may_exit: bool = True,
+        num_restarts: int = 0,
+        main_names: frozenset[str] | None = None,
     ) -> None:
         """See the head of this file.
 
         Args:
             may_exit: `sys.exit()` in a method ends the process; otherwise it is an error of the call.
             num_restarts: how often the actor was started before; then `on_restart` of the object is told.
+            main_names: what its callers find in `__main__`, as in `encode_value`.
         """
+        self._encode = partial(encode_result, main_names=main_names)
         self._may_exit = may_exit
         self._num_restarts = num_restarts
         self._executor = executor
@@ -78,6 +90,7 @@ class ActorHost:
         self._streams: dict[Key, _Stream] = {}
         self._scopes: dict[Key, trio.CancelScope] = {}
         self._credit_news: dict[Key, trio.Event] = {}
+        note_serving(self)
 
     def adopt(self, thing: object, max_concurrency: int) -> None:
         """Serve an object that exists already."""
@@ -90,10 +103,31 @@ class ActorHost:
         runs_in_loop = self._early is None and kind == CallKind.METHOD and self._runs_in_loop(name)
         return None if runs_in_loop else self._executor
 
+    def all_running(self) -> list[tuple[str, float]]:
+        """The methods that run, and for how many seconds: the longest first. From any thread."""
+        return all_running(self._figures, self._async_figures, clock_ns())
+
+    def running(self, _call: Call) -> tuple[str, float]:
+        """What keeps a call waiting that has not started."""
+        return next(iter(self.all_running()), ("", 0.0))
+
     def figures(self) -> WorkerFigures:
         """What it does, and has done. In the event loop."""
-        num_waiting = self._executor.num_waiting + self._async_calls.num_waiting
-        return sum_up(self._figures, self._async_figures, num_failed=self._num_failed, num_waiting=num_waiting)
+        counted = sum_up(self._figures, self._async_figures, num_failed=self._num_failed, num_waiting=self.num_waiting)
+        if not (awaited := awaited_calls()):
+            return counted
+        longest = awaited[0]
+        return msgspec.structs.replace(counted, num_awaited=len(awaited), awaited=longest.name, awaited_s=longest.age_s)
+
+    @property
+    def class_name(self) -> str:
+        """Of the object."""
+        return type(self._object).__name__
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls that have not begun."""
+        return self._executor.num_waiting + self._async_calls.num_waiting
 
     # --- told by the links, in the event loop ---------------------------------------------------------------
 
@@ -165,8 +199,9 @@ class ActorHost:
     def _create(self, link: Link, call: Call, frame: Frame) -> None:
         self._figures.begin("__init__")
         try:
-            cls, max_concurrency, args, kwargs = decode_value(frame.payload, frame.buffers)
+            cls, max_concurrency, args, kwargs = decode_argument("__init__", frame)
             self._async_calls.max_running = max_concurrency
+            served_link.set(link)
             self._object = cls(*args, **kwargs)
             if self._num_restarts and hasattr(type(self._object), _RESTORE):
                 if self._runs_in_loop(_RESTORE):
@@ -193,7 +228,7 @@ class ActorHost:
 
     def _run(self, link: Link, call: Call, frame: Frame) -> None:
         call_id = call.call_id
-        if not link.is_wanted(call_id):
+        if not link.may_begin(call):
             link.answer_cancelled(call_id)
             return
         if self._failure is not None:
@@ -201,12 +236,13 @@ class ActorHost:
             return
         self._figures.begin(call.target)
         try:
+            served_link.set(link)
             result = self._perform(call, frame)
             self._figures.end()
             if isinstance(result, Generator):
                 self._start_stream(link, call_id, result)
             else:
-                link.answer_returned(call_id, encode_value(result))
+                link.answer_returned(call_id, self._encode("the result of", call.target, result))
         except Exception as error:
             self._figures.end()
             self._answer_error(link, call_id, error)
@@ -220,9 +256,9 @@ class ActorHost:
         self._answer_error(link, call_id, RuntimeError(f"the method raised {stop!r}"))
 
     def _perform(self, call: Call, frame: Frame) -> Any:
-        _check_public(call.target)
+        check_public(call.target, CALLABLE_DUNDERS)
         if call.kind == CallKind.METHOD:
-            args, kwargs = decode_value(frame.payload, frame.buffers) or ((), {})
+            args, kwargs = decode_argument(call.target, frame) or ((), {})
             return getattr(self._object, call.target)(*args, **kwargs)
         if call.kind == CallKind.GET_ATTRIBUTE:
             value = getattr(self._object, call.target)
@@ -230,7 +266,7 @@ class ActorHost:
                 raise TypeError(f"{call.target} is a method: call it")
             return value
         if call.kind == CallKind.SET_ATTRIBUTE:
-            setattr(self._object, call.target, decode_value(frame.payload, frame.buffers))
+            setattr(self._object, call.target, decode_argument(call.target, frame))
             return None
         if call.kind in (CallKind.CLOSE, CallKind.PING):
             return None
@@ -257,11 +293,13 @@ class ActorHost:
             else:
                 link.answer_cancelled(call_id)
             return
-        self._figures.begin(getattr(stream.generator, "__name__", "a stream"))
+        name = getattr(stream.generator, "__name__", "a stream")
+        self._figures.begin(name)
         try:
+            served_link.set(link)
             item = next(stream.generator)
             self._figures.end()
-            link.send_item(call_id, encode_value(item))
+            link.send_item(call_id, self._encode("an item of", name, item))
         except StopIteration:
             self._figures.end()
             self._end_stream(link, call_id)
@@ -304,7 +342,7 @@ class ActorHost:
         except Exception as error:
             self._not_created(link, call, error)
         except SystemExit as stop:
-            self._executor.submit(_raiser(stop))
+            self._executor.submit(partial(_raise, stop))
         else:
             link.answer_returned(call.call_id)
             self._created()
@@ -327,7 +365,7 @@ class ActorHost:
     async def _run_async(self, link: Link, call: Call, frame: Frame) -> None:
         key = (link, call.call_id)
         with trio.CancelScope() as self._scopes[key]:
-            if not link.is_wanted(call.call_id):  # cancelled between its turn and this moment
+            if not link.may_begin(call):  # cancelled between its turn and this moment
                 self._scopes[key].cancel()
             self._async_calls.begun()
             self._async_figures.begin(key, call.target)
@@ -337,7 +375,7 @@ class ActorHost:
                 self._answer_error(link, call.call_id, error)
             except SystemExit as stop:
                 if self._may_exit:
-                    self._executor.submit(_raiser(stop))
+                    self._executor.submit(partial(_raise, stop))
                 else:
                     self._exit(link, call.call_id, stop)
             finally:
@@ -348,9 +386,10 @@ class ActorHost:
         self._close_if_finished()
 
     async def _answer_async(self, link: Link, call: Call, frame: Frame) -> None:
-        _check_public(call.target)
+        check_public(call.target, CALLABLE_DUNDERS)
         await trio.lowlevel.checkpoint_if_cancelled()
-        args, kwargs = decode_value(frame.payload, frame.buffers) or ((), {})
+        args, kwargs = decode_argument(call.target, frame) or ((), {})
+        served_link.set(link)
         result = getattr(self._object, call.target)(*args, **kwargs)
         if isinstance(result, AsyncGenerator):
             self._async_calls.streams((link, call.call_id))
@@ -358,10 +397,10 @@ class ActorHost:
             await self._stream_async(link, call.call_id, result)
             link.answer_returned(call.call_id, streamed=True)
         else:
-            link.answer_returned(call.call_id, encode_value(await result))
+            link.answer_returned(call.call_id, self._encode("the result of", call.target, await result))
 
     async def _stream_async(self, link: Link, call_id: int, generator: AsyncGenerator[Any, Any]) -> None:
-        key = (link, call_id)
+        key, name = (link, call_id), getattr(generator, "__name__", "a stream")
         self._credit_news[key] = trio.Event()
         try:
             while True:
@@ -372,16 +411,11 @@ class ActorHost:
                     item = await anext(generator)
                 except StopAsyncIteration:
                     return
-                link.send_item(call_id, encode_value(item))
+                link.send_item(call_id, self._encode("an item of", name, item))
         finally:
             del self._credit_news[key]
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await generator.aclose()
-
-
-def _check_public(name: str) -> None:
-    if name.startswith("_") and name not in CALLABLE_DUNDERS:
-        raise AttributeError(f"{name!r} is private: only public names of a remote object can be used")
 
 
 def _num_own_frames(error: BaseException) -> int:
@@ -392,8 +426,5 @@ def _num_own_frames(error: BaseException) -> int:
     return num
 
 
-def _raiser(error: BaseException) -> Callable[[], None]:
-    def job() -> None:
-        raise error
-
-    return job
+def _raise(error: BaseException) -> None:
+    raise error

@@ -14,7 +14,8 @@ import msgspec
 import trio
 
 from asyncparl.errors import AsyncparlError
-from asyncparl.protocol.control import ActorExited, ActorStarted, AskPlace, StartActor, StopActor
+from asyncparl.protocol.master_messages import AskPlace
+from asyncparl.protocol.node_messages import ActorExited, ActorStarted, StartActor, StopActor
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.node_link import NodeLink
@@ -28,7 +29,7 @@ class OwnerSession(Protocol):
 
     objects: Objects
     process_id: str
-    by_value: bool
+    main_names: frozenset[str] | None
 
     async def place(self, request: AskPlace) -> tuple[NodeLink, SignedLease]: ...
     async def give_back(self, actor_id: str) -> None: ...

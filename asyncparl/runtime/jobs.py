@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 from asyncparl.errors import ProtocolError
-from asyncparl.protocol.control import Job, PutCode
+from asyncparl.protocol.node_messages import Job, PutCode
 from asyncparl.runtime.code.store import CodeStore, Incoming
 from asyncparl.runtime.zygote import WorkerSetup
 from asyncparl.runtime.zygote_client import ZygoteKind

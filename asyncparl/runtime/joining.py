@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.protocol.control import (
-    ALIVE_INTERVAL_S,
-    SILENCE_LIMIT_S,
+from asyncparl.protocol.control import ALIVE_INTERVAL_S, SILENCE_LIMIT_S
+from asyncparl.protocol.master_messages import (
     Heartbeat,
     JoinNode,
     LeaseEnded,

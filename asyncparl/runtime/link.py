@@ -8,27 +8,35 @@ worker's methods run in a thread of their own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
 from asyncparl.errors import CallFate, MessageTooLarge, ProtocolError
-from asyncparl.protocol.frames import Buffer, Frame, decode_frames, encode_frame
+from asyncparl.protocol.calls import CallerState
+from asyncparl.protocol.frames import Buffer, Lent, decode_frames, encode_frame
 from asyncparl.protocol.link import (
     AnswerArrived,
     CallArrived,
     CancelArrived,
+    Event,
     GrantArrived,
     ItemArrived,
     LinkCore,
     LinkState,
+    MemoryReturned,
     Opened,
     PeerClosing,
+    TimeIsUp,
 )
-from asyncparl.protocol.messages import ErrorReport
+from asyncparl.protocol.messages import Call, ErrorReport
 from asyncparl.protocol.values import NOTHING, Encoded
+from asyncparl.runtime.activity import WaitingCall, note_calling
 from asyncparl.runtime.event_loop import EventLoop
+from asyncparl.runtime.lending import lend_large
+from asyncparl.runtime.roles import Callee, Caller
+from asyncparl.runtime.served_limits import ServedLimits
+from asyncparl.transport.arena import Arena, Space
 from asyncparl.transport.base import Channel
 
 MAX_MESSAGE_BYTES = 1 << 30
@@ -49,23 +57,6 @@ _JOIN_LIMIT_BYTES = 1 << 16
 
 class LinkLost(Exception):
     """The link was lost before the call was made: nothing was sent, and nobody would settle the call."""
-
-
-class Caller(Protocol):
-    """Who waits for a call of ours. Told in the event loop."""
-
-    def answer_arrived(self, frame: Frame) -> None: ...
-    def item_arrived(self, frame: Frame) -> None: ...
-    def call_lost(self, error: BaseException) -> None: ...
-
-
-class Callee(Protocol):
-    """Who serves the calls of the peer. Called in the event loop; must not block."""
-
-    def link_opened(self, link: Link) -> None: ...
-    def call_arrived(self, link: Link, arrived: CallArrived) -> None: ...
-    def cancel_arrived(self, link: Link, call_id: int) -> None: ...
-    def grant_arrived(self, link: Link, call_id: int) -> None: ...
 
 
 def check_size(value: Encoded) -> None:
@@ -90,10 +81,14 @@ class Link:
         self._lock = threading.Lock()
         self._callers: dict[int, Caller] = {}
         self._channel: Channel | None = None
+        self._arena: Arena | None = None
         self._refused: list[Buffer] = []
         """The parts of the one message that the full channel did not take."""
         self._blocked = trio.Event()
+        self._limits: ServedLimits | None = None
+        """Of calls that we serve; made for the first that has one."""
         self.loop = EventLoop()
+        note_calling(self)
 
     # --- calling --------------------------------------------------------------------------------------------
 
@@ -106,8 +101,9 @@ class Link:
         *,
         credit: int = 0,
         object_id: int = 0,
+        deadline: float | None = None,
     ) -> int:
-        """Make a call; its id. From any thread.
+        """Make a call; its id. From any thread. `deadline` is for the callee; whose call it is counts for himself.
 
         Raises:
             LinkLost: nothing was sent.
@@ -117,7 +113,7 @@ class Link:
         with self._lock:
             if self.is_lost:
                 raise LinkLost
-            call_id = self.core.call(kind, target, value, credit=credit, object_id=object_id)
+            call_id = self.core.call(kind, target, value, credit=credit, object_id=object_id, deadline=deadline)
             self._callers[call_id] = caller
             self._flush()
         return call_id
@@ -133,6 +129,21 @@ class Link:
             if self.core.cancel(call_id):
                 self._flush()
             return True
+
+    def expire(self, call_id: int) -> CallerState | None:
+        """The time of a call of ours is up; the state that it was in.
+
+        QUEUED: it never starts, and its caller hears nothing more. SENT: he may hear a last word, or `cancel` it. None:
+        it was told already, or is told in this very moment.
+        """
+        with self._lock:
+            if call_id not in self._callers:
+                return None
+            state = self.core.expire(call_id)
+            if state is CallerState.QUEUED:
+                del self._callers[call_id]
+            self._flush()
+            return state
 
     def grant(self, call_id: int, num_items: int) -> None:
         """Take more items of a stream. From any thread."""
@@ -189,10 +200,28 @@ class Link:
         with self._lock:
             return self.core.callee.is_wanted(call_id)
 
+    def may_begin(self, call: Call) -> bool:
+        """It is the turn of a call of the peer's: whether to start it. From any thread."""
+        if call.timeout_s is None:
+            return self.is_wanted(call.call_id)
+        with self._lock:
+            now = self.loop.now()
+            if self.core.callee.begin(call.call_id, now):
+                return True
+            self.core.time_is_up(call.call_id, "", 0.0, now)
+            self._flush()
+            return False
+
     def has_credit(self, call_id: int) -> bool:
         """Whether the peer takes another item of this stream."""
         with self._lock:
             return self.core.callee.has_credit(call_id)
+
+    def reserve(self, num_bytes: int) -> Space | None:
+        """Room in the arena for something that will be sent over this link; None if there is none. From any thread."""
+        if self._arena is None or not self.core.may_refer:
+            return None
+        return self._arena.reserve(num_bytes)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -200,6 +229,9 @@ class Link:
         """Give the link its channel; what waited is sent."""
         with self._lock:
             self._channel = channel
+            self._arena = channel.arena
+            if channel.arena is not None:
+                self.core.share_memory()
             self._flush()
 
     async def run(self) -> str:
@@ -226,6 +258,8 @@ class Link:
             lost, unanswered = self.core.lose()
             callers, self._callers = self._callers, {}
             self._refused = []
+            if self._limits is not None:
+                self._limits.end()
         self.disconnect()
         for call_id, fate in lost:
             callers[call_id].call_lost(error_for(fate))
@@ -243,6 +277,10 @@ class Link:
         """Send what waits, as far as the channel takes it."""
         with self._lock:
             self._flush()
+
+    def waiting_calls(self) -> Iterable[WaitingCall]:
+        """Calls of ours that have no answer yet. From any thread, and without a lock."""
+        return [caller.describe() for caller in tuple(self._callers.values())]
 
     @property
     def is_lost(self) -> bool:
@@ -277,34 +315,72 @@ class Link:
             self.flush()
 
     def _take_in(self, view: memoryview) -> None:
-        for frame in decode_frames(view):
+        for frame in decode_frames(view, None if self._arena is None else self._arena.borrow):
             with self._lock:
                 event = self.core.receive(frame)
                 if self.core.has_outgoing:
                     self._flush()
-            match event:
-                case AnswerArrived(call_id, frame):
-                    # Absent: cancelled in this very moment.
-                    if (caller := self._callers.pop(call_id, None)) is not None:
-                        caller.answer_arrived(frame)
-                case ItemArrived(call_id, frame):
-                    if (caller := self._callers.get(call_id)) is not None:
-                        caller.item_arrived(frame)
-                case CallArrived():
-                    self._serving().call_arrived(self, event)
-                case CancelArrived(call_id):
-                    self._serving().cancel_arrived(self, call_id)
-                case GrantArrived(call_id):
-                    self._serving().grant_arrived(self, call_id)
-                case Opened() if self._callee is not None:
-                    self._callee.link_opened(self)
-                case PeerClosing() | Opened() | None:
-                    pass
+            if isinstance(event, MemoryReturned):
+                self._take_back(event.offsets)
+            else:
+                self._tell(event)
+        if self._arena is not None and self._arena.has_much_to_return():
+            with self._lock:
+                self.core.give_back(self._arena.take_returns())
+                self._flush()
+
+    def _tell(self, event: Event | None) -> None:
+        match event:
+            case AnswerArrived(call_id, frame):
+                # Absent: cancelled in this very moment.
+                if (caller := self._callers.pop(call_id, None)) is not None:
+                    caller.answer_arrived(frame)
+            case ItemArrived(call_id, frame):
+                if (caller := self._callers.get(call_id)) is not None:
+                    caller.item_arrived(frame)
+            case CallArrived():
+                self._serve(event)
+            case CancelArrived(call_id):
+                self._stop_serving(call_id)
+            case TimeIsUp(call_id, message):
+                if (caller := self._callers.pop(call_id, None)) is not None:
+                    caller.timed_out(message)
+            case GrantArrived(call_id):
+                self._serving().grant_arrived(self, call_id)
+            case Opened() if self._callee is not None:
+                self._callee.link_opened(self)
+            case PeerClosing() | Opened() | MemoryReturned() | None:
+                pass
+
+    # --- calls of the peer's that have a time limit -----------------------------------------------------------
+
+    def _serve(self, arrived: CallArrived) -> None:
+        if (timeout_s := arrived.call.timeout_s) is not None:
+            if self._limits is None:
+                self._limits = ServedLimits(self.core.callee, self._lock, self.loop, self._stop_serving)
+            self._limits.count(arrived.call, timeout_s)
+        self._serving().call_arrived(self, arrived)
+
+    def _stop_serving(self, call_id: int) -> None:
+        """The peer gave up on a call, or its time is up."""
+        callee = self._serving()
+        if (limit := self.core.callee.limit_of(call_id)) is not None:
+            running, running_s = callee.running(limit.call)
+            with self._lock:
+                self.core.time_is_up(call_id, running, running_s, self.loop.now())
+                self._flush()
+        callee.cancel_arrived(self, call_id)
 
     def _serving(self) -> Callee:
         if self._callee is None:
             raise ProtocolError("the peer made a call, and nothing is served here")
         return self._callee
+
+    def _take_back(self, offsets: list[int]) -> None:
+        if self._arena is None:
+            raise ProtocolError("the peer returned memory, and was lent none")
+        for offset in offsets:
+            self._arena.take_back(offset)
 
     # --- sending --------------------------------------------------------------------------------------------
 
@@ -315,6 +391,8 @@ class Link:
         if channel is None:
             core.detach_outgoing()
             return
+        if self._arena is not None and core.has_outgoing and (offsets := self._arena.take_returns()):
+            core.give_back(offsets)
         try:
             if self._refused:
                 channel.send_nowait(self._refused)
@@ -338,13 +416,16 @@ class Link:
     def _next_parts(self) -> list[Buffer]:
         """The next message for the channel: one frame, or several small ones."""
         core = self.core
-        message, value = core.take_outgoing()
-        parts = encode_frame(message, value.payload, value.buffers)
+        message, value = core.take_outgoing(self.loop.now() if core.has_deadlines else 0.0)
+        buffers: Sequence[Buffer | Lent] = value.buffers
+        if buffers and self._arena is not None and core.may_refer:
+            buffers = lend_large(self._arena, value.buffers)
+        parts = encode_frame(message, value.payload, buffers)
         if value.buffers or not core.has_outgoing:
             return parts
         size = len(parts[0])
         while core.has_outgoing and size < _JOIN_LIMIT_BYTES and not core.next_outgoing.value.buffers:
-            message, value = core.take_outgoing()
+            message, value = core.take_outgoing(self.loop.now() if core.has_deadlines else 0.0)
             parts += encode_frame(message, value.payload)
             size += len(parts[-1])
         return parts

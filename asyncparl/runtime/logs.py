@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from asyncparl.protocol.control import LogInfo
+from asyncparl.protocol.node_messages import LogInfo
 
 MAX_LOG_BYTES = 16 << 20
 """Of one actor. When it is reached, the older half is dropped."""

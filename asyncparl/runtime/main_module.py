@@ -3,8 +3,8 @@
 A class of the user's script is pickled as `__main__.Simulator`. In a worker `__main__` is a module that imports the
 script when such a name is first wanted, under the name `__mp_main__`, so that `if __name__ == "__main__":` keeps the
 script from starting again (multiprocessing has the same convention). A script without that line is run up to its
-`asyncparl.connect()`. What travels back is pickled as `__mp_main__.Result`, which the driver takes for its own
-`__main__`.
+`asyncparl.connect()`; what it defines after that travels as code. What travels back is pickled as `__mp_main__.Result`,
+which the driver takes for its own `__main__`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import types
 from typing import Any
+from weakref import WeakKeyDictionary
 
 ALIAS = "__mp_main__"
 
@@ -34,6 +35,15 @@ def answer_to_alias() -> None:
     sys.modules.setdefault(ALIAS, sys.modules["__main__"])
 
 
+_names_for_actors: WeakKeyDictionary[types.ModuleType, frozenset[str]] = WeakKeyDictionary()
+
+
+def names_for_actors() -> frozenset[str]:
+    """In the driver: what was in `__main__` at the first `connect()`, where actors that import the script stop."""
+    main = sys.modules["__main__"]
+    return _names_for_actors.setdefault(main, frozenset(vars(main)))
+
+
 class ConnectReached(BaseException):
     """Ends the import of a script that has no `if __name__ == "__main__":`; all that came before is defined."""
 
@@ -48,6 +58,14 @@ class _LazyMain(types.ModuleType):
             raise AttributeError(f"the main script has no {name!r}")
         self._load(*self.__dict__.pop("_source"))
         return getattr(self, name)
+
+    def __repr__(self) -> str:
+        # Part of the error where a pickle names what is not here.
+        path = self.__dict__.get("__file__")
+        return (
+            f"<the script {path} as actors import it: up to its connect(), and without what is under "
+            "`if __name__ == '__main__'`>"
+        )
 
     def _load(self, path: str | None, module: str | None) -> None:
         spec = importlib.util.find_spec(module) if module else None

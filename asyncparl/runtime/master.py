@@ -17,9 +17,10 @@ import trio
 
 from asyncparl.errors import AuthenticationError, ProtocolError, ResourceError
 from asyncparl.protocol.cluster import ClusterCore
-from asyncparl.protocol.control import (
-    ALIVE_INTERVAL_S,
-    Answer,
+from asyncparl.protocol.control import ALIVE_INTERVAL_S, Answer
+from asyncparl.protocol.decisions import DemandRefused, DriverGone, NodeLost, Refused
+from asyncparl.protocol.figures import News, PutReport, ReadNews
+from asyncparl.protocol.master_messages import (
     AskPlace,
     AskTicket,
     Beat,
@@ -52,14 +53,6 @@ from asyncparl.protocol.control import (
     WatchMaster,
     WithdrawActor,
 )
-from asyncparl.protocol.decisions import (
-    DemandRefused,
-    DriverGone,
-    LeaseExpired,
-    NodeLost,
-    Refused,
-)
-from asyncparl.protocol.figures import News, PutReport, ReadNews
 from asyncparl.protocol.parties import Versions, version_fault
 from asyncparl.protocol.tickets import ActorPass, read_pass
 from asyncparl.runtime.accepting import may_control, take_in_all
@@ -185,8 +178,6 @@ class Master:
                     self._tokens.pop(driver_id, None)
                     self._reports.gone(driver_id)
                     self._log.info("program gone", program=name)
-                case LeaseExpired():
-                    pass  # drivers ask again
         self._places.hand_out()
 
     # --- what is asked --------------------------------------------------------------------------------------
@@ -210,10 +201,10 @@ class Master:
                 self._core.heard_node(member.node_id, now)
                 return Beat(self._cluster_time(), self._beat_interval_s())
             case LeaseStarted(lease):
-                if not self._core.lease_started(member.node_id, lease.actor_id, lease):
+                if not self._core.actors.lease_started(member.node_id, lease.actor_id, lease):
                     member.orders.send(EndActor(lease.actor_id))
             case LeaseEnded(actor_id, num_restarts):
-                self._core.lease_ended(member.node_id, actor_id, num_restarts)
+                self._core.actors.lease_ended(member.node_id, actor_id, num_restarts)
             case LeaveNode(is_over=False):
                 self._core.drain_node(member.node_id)
             case LeaveNode():
@@ -297,7 +288,7 @@ class Master:
             case AskPlace():
                 return self._places.ask(member.driver_id, request)
             case ExplainWait(actor_id):
-                return Explanation(self._core.why_waiting(actor_id) or "")
+                return Explanation(self._core.actors.why_waiting(actor_id) or "")
             case AskTicket(node_id):
                 return self._places.ticket(member.driver_id, node_id)
             case OpenRelay(node_id, may_stall):
@@ -305,7 +296,7 @@ class Master:
             case FindActor() | FindNamed() | KillActor() | CallBack():
                 return self._answer_about(member, request)
             case WithdrawActor(actor_id, is_over):
-                if self._core.owner_of(actor_id) == member.driver_id:
+                if self._core.actors.owner_of(actor_id) == member.driver_id:
                     (self._places.withdraw if is_over else self._places.give_back)(actor_id)
             case PutReport(report):
                 self._reports.put(member.driver_id, member.name, report)
@@ -335,11 +326,11 @@ class Master:
         return None
 
     def _find_named(self, member: _Member, name: str) -> NamedActor | None:
-        found = self._core.find_named(name, member.driver_id)
+        found = self._core.actors.find_named(name, member.driver_id)
         return None if found is None else NamedActor(*found)
 
     def _kill_actor(self, actor_id: str) -> None:
-        node = self._nodes.get(self._core.node_of(actor_id) or "")
+        node = self._nodes.get(self._core.actors.node_of(actor_id) or "")
         if node is not None:
             node.orders.send(EndActor(actor_id, is_final=True))
         self._places.kill(actor_id)

@@ -13,12 +13,14 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, AuthenticationError, ResourceError
-from asyncparl.protocol.control import MasterRequest, decode_answer, encode_control
+from asyncparl.protocol.control import decode_answer, encode_control
 from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.master_messages import MasterRequest
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.call import Call, failed_call, make_call
 from asyncparl.runtime.exceptions import rebuild_described
 from asyncparl.runtime.link import Link
+from asyncparl.runtime.pending import Reading
 from asyncparl.transport import Channel, DialRefused
 
 REQUEST_LIMIT_S = 30.0
@@ -26,6 +28,7 @@ REQUEST_LIMIT_S = 30.0
 _FIRST_PAUSE_S = 0.05
 _LAST_PAUSE_S = 1.0
 _STREAM_CREDIT = 64
+_AS_WORDS = Reading(decode_answer, rebuild_described)
 
 
 class MasterLost(ResourceError):
@@ -179,8 +182,7 @@ def ask(link: Link, request: Any, *, credit: int = 0) -> Call[Any]:
         name,
         encode_control(request),
         credit=credit,
-        decode=decode_answer,
-        rebuild=rebuild_described,
+        reading=_AS_WORDS,
     )
 
 

@@ -10,8 +10,8 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.protocol.control import ActorExited
 from asyncparl.protocol.figures import ActorFigures, NodeFigures, WorkerFigures
+from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.resources import Lease
 from asyncparl.runtime.journal import Journal
 from asyncparl.runtime.machine_figures import MachineFigures, MachineReader, ProcessFigures

@@ -12,9 +12,10 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
-from asyncparl.protocol.control import (
-    ACTOR_ROUTE,
-    SILENCE_LIMIT_S,
+from asyncparl.protocol.control import ACTOR_ROUTE, SILENCE_LIMIT_S
+from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.liveness import Liveness
+from asyncparl.protocol.node_messages import (
     ActorExited,
     ActorOutput,
     ActorStarted,
@@ -24,10 +25,9 @@ from asyncparl.protocol.control import (
     PutCode,
     WatchNode,
 )
-from asyncparl.protocol.link import LinkCore
-from asyncparl.protocol.liveness import Liveness
 from asyncparl.protocol.parties import version_fault
 from asyncparl.runtime.code.pack import Package
+from asyncparl.runtime.lending import SHARED_BYTES
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.master_link import ask, watch
 from asyncparl.runtime.program import Program
@@ -116,7 +116,7 @@ class NodeLink:
         Who did not start it does not know its socket file, which may not even be there yet: the node passes it on.
         """
         if self.way.is_local and started is not None:
-            return await dial(started.address, max_message_bytes=MAX_MESSAGE_BYTES)
+            return await dial(started.address, max_message_bytes=MAX_MESSAGE_BYTES, shared_bytes=SHARED_BYTES)
         return await self.way.dial(ACTOR_ROUTE + actor_id, encrypt=encrypt)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import trio
 
 from asyncparl.errors import ActorDied, CallFate
 from asyncparl.protocol.link import CallArrived
-from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.messages import Call, CallKind
 from asyncparl.runtime.exceptions import pack_exception
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.host import ActorHost
@@ -85,6 +85,11 @@ class Objects:
             link.answer_returned(arrived.call.call_id)
         else:
             link.answer_raised(arrived.call.call_id, *_GONE)
+
+    def running(self, call: Call) -> tuple[str, float]:
+        """What keeps a call waiting that has not started: a method of its own object, else of another one here."""
+        hosts = sorted(self._hosts.items(), key=lambda item: item[0] != call.object_id)
+        return next((running for _, host in hosts if (running := host.running(call))[0]), ("", 0.0))
 
     def cancel_arrived(self, link: Link, call_id: int) -> None:
         """A call is not wanted any more. Whose it is its host knows."""

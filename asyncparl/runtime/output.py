@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from asyncparl.protocol.control import ActorOutput
+from asyncparl.protocol.node_messages import ActorOutput
 
 TAIL_LINES = 30
 MAX_LINE_BYTES = 16 * 1024

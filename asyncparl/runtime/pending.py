@@ -4,7 +4,7 @@ The event loop of the call's link brings the news: items, the answer, the loss o
 any thread: making the call, asking whether it has ended, waiting for it, taking its items, cancelling it.
 
 * A call is settled once, by whoever takes it out of the table of its link: the link itself with an answer or a loss, or
-  `cancel`. One that is not sent yet is in no table, and is settled in the event loop only.
+  `cancel`, or the end of its time. One that is not sent yet is in no table, and is settled in the event loop only.
 * Tasks wait in `waiters` and `watchers`, which nobody touches outside of the event loop. Other threads have it look
   there, after they have settled the call.
 * Threads wait at `gates`, and are woken by whoever has the news, without a way through the event loop. Who has news
@@ -20,18 +20,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from asyncparl.errors import CallCancelled
+from asyncparl.errors import CallCancelled, CallTimedOut, SerializationError
+from asyncparl.protocol.calls import CallerState
 from asyncparl.protocol.frames import Frame
-from asyncparl.protocol.messages import Raised, Returned
+from asyncparl.protocol.messages import Raised, Returned, TimedOut
 from asyncparl.protocol.values import decode_value
+from asyncparl.runtime.activity import WaitingCall
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.exceptions import rebuild_exception
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.interrupts import Uninterrupted
+from asyncparl.runtime.limits import LAST_WORD_S, TimeLimit
 from asyncparl.runtime.link import Link
 
 Decoder = Callable[[memoryview, Sequence[memoryview]], Any]
@@ -39,6 +42,16 @@ Decoder = Callable[[memoryview, Sequence[memoryview]], Any]
 
 Rebuilder = Callable[[Frame], BaseException]
 """Turns a `Raised` frame into an exception."""
+
+
+class Reading(NamedTuple):
+    """How answers are read."""
+
+    decode: Decoder
+    rebuild: Rebuilder
+
+
+AS_PICKLES = Reading(decode_value, rebuild_exception)
 
 UNSET: Any = object()
 
@@ -68,15 +81,16 @@ class Pending:
         "answer",
         "answerer",
         "call_id",
-        "decode",
         "error",
         "gates",
         "items",
+        "limit",
         "link",
         "loop",
         "name",
         "orphaned",
-        "rebuild",
+        "reading",
+        "since",
         "streams",
         "value",
         "waiters",
@@ -87,14 +101,12 @@ class Pending:
         self,
         name: str,
         loop: EventLoop | None,
-        decode: Decoder = decode_value,
-        rebuild: Rebuilder = rebuild_exception,
+        reading: Reading = AS_PICKLES,
     ) -> None:
         """`loop`: that of the link; None: the call has failed already."""
         self.name = name
         self.loop = loop
-        self.decode = decode
-        self.rebuild = rebuild
+        self.reading = reading
         self.link: Link | None = None
         """None: not sent yet."""
         self.call_id = 0
@@ -103,8 +115,11 @@ class Pending:
         self.answer: Frame | None = None
         self.value: Any = UNSET
         self.error: BaseException | None = None
+        self.since = time.monotonic()
+        """It was made, or has given its last item."""
         self.items: deque[Frame] = deque()
         self.streams = False
+        self.limit: TimeLimit | None = None
         self.orphaned = False
         """Nobody holds the `Call` any more."""
         self.waiters: list[trio.lowlevel.Task] = []
@@ -124,12 +139,19 @@ class Pending:
         if self.orphaned:
             self.cancel()
             return
+        self.since = time.monotonic()
         self.items.append(frame)
         if self.is_settled:
             self.items.clear()  # another thread cancels it in this very moment
         self._tell()
 
+    def timed_out(self, message: TimedOut) -> None:
+        self._end_late(message.has_started, message.running, message.running_s)
+
     def call_lost(self, error: BaseException) -> None:
+        if self.limit is not None and self.limit.is_up:
+            late = self._late_error(None)  # it was so before it was lost
+            late.__cause__, error = error, late
         self.error = error
         self._tell()
 
@@ -138,11 +160,35 @@ class Pending:
         self.value = value
         self._tell()
 
+    def time_is_up(self) -> None:
+        """Told by the alarm: first when the time is up, then when the callee has had its last word, and is silent."""
+        limit, link = self.limit, self.link
+        if limit is None or self.loop is None or self.is_settled:
+            return
+        limit.rest(self.loop)
+        if self.items:
+            return
+        if limit.is_up:
+            if link is None or link.cancel(self.call_id):
+                self._end_late(None)
+            return
+        limit.is_up = True
+        state = CallerState.QUEUED if link is None else link.expire(self.call_id)
+        if state is CallerState.QUEUED:
+            self._end_late(False)
+        elif state is CallerState.SENT:
+            limit.count(self.loop, self, min(LAST_WORD_S, limit.timeout_s))
+
     # --- asked in any thread --------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
         return self.answer is not None or self.error is not None or self.value is not UNSET
+
+    def describe(self) -> WaitingCall:
+        """For people who ask what goes on."""
+        is_awaited = bool(self.waiters or self.gates) or any(each.is_watching() for each in tuple(self.watchers))
+        return WaitingCall(self.name, self.since, is_awaited)
 
     def result(self) -> Any:
         """The value, or the exception raised. Decoded on first use, by the one who wants it."""
@@ -151,6 +197,13 @@ class Pending:
         if self.error is not None:
             raise self.error
         return self.value
+
+    def read(self, what: str, frame: Frame) -> Any:
+        """The value that a frame has brought. Raises SerializationError, which says of what it is."""
+        try:
+            return self.reading.decode(frame.payload, frame.buffers)
+        except SerializationError as error:
+            raise SerializationError(f"{what} {self.name}: {error}") from error.__cause__
 
     def take_item(self) -> Frame | None:
         """The next item, if there is one; the callee may make another one instead."""
@@ -167,7 +220,7 @@ class Pending:
 
     def cancel(self) -> None:
         """Give up, if there is still something to give up."""
-        if self.is_settled:
+        if self.is_settled or (self.loop is not None and self.loop.is_elsewhere):
             return
         link, is_here = self.link, self.loop is None or self.loop.is_here
         with Uninterrupted():
@@ -193,9 +246,11 @@ class Pending:
 
         Raises:
             RuntimeError: this very thread would have to bring them.
+            NotConnectedError: another process would have to.
             TimeoutError: `deadline` has passed.
         """
         self.check_answerer()
+        self._expect_item()
         gate = threading.Lock()
         gate.acquire()
         try:
@@ -205,7 +260,9 @@ class Pending:
             self.remove_gate(gate)
 
     def check_answerer(self) -> None:
-        """Raise RuntimeError where waiting would be for ever."""
+        """Raise RuntimeError, or NotConnectedError in a fork, where waiting would be for ever."""
+        if self.loop is not None and self.loop.is_elsewhere and not self.is_settled:
+            raise self.loop.why_over(self.name)
         if self.answerer is not None and not self.is_settled and self.answerer.is_here:
             raise RuntimeError(
                 f"{self.name} runs in this very thread, one after another: a call of one's own methods without "
@@ -216,6 +273,7 @@ class Pending:
 
     async def wait(self) -> None:
         """Until an answer or an item is there that was not there before."""
+        self._expect_item()
         task = trio.lowlevel.current_task()
         self.waiters.append(task)
 
@@ -233,6 +291,43 @@ class Pending:
                 "wait with `await trio.to_thread.run_sync(call.result)`, or `await asyncio.to_thread(call.result)`"
             )
 
+    # --- how long it may take -------------------------------------------------------------------------------
+
+    def limit_to(self, timeout_s: float, loop: EventLoop) -> float:
+        """It may take so long, from now; the deadline. `watch_limit` makes it hold."""
+        self.limit = TimeLimit(timeout_s, loop.now() + timeout_s)
+        return self.limit.deadline
+
+    def watch_limit(self) -> None:
+        """Settle it when its time is up. For when it has been sent, or has been put where it waits to be."""
+        if self.limit is not None and self.loop is not None:
+            self.limit.count(self.loop, self, self.limit.deadline - self.loop.now())
+            if self.is_settled or self.streams:  # its first item has come already
+                self.limit.rest(self.loop)
+
+    def _expect_item(self) -> None:
+        """Somebody begins to wait: of a stream, each item has the same time again."""
+        limit = self.limit
+        if limit is not None and self.streams and not limit.is_counting and self.loop is not None:
+            limit.count(self.loop, self, limit.timeout_s)
+            if self.items or self.is_settled:  # it came in this very moment
+                limit.rest(self.loop)
+
+    def _end_late(self, has_started: bool | None, running: str = "", running_s: float = 0.0) -> None:
+        self.error = self._late_error(has_started, running, running_s)
+        self._tell()
+
+    def _late_error(self, has_started: bool | None, running: str = "", running_s: float = 0.0) -> Exception:
+        limit = self.limit
+        if limit is None:
+            return CallCancelled(f"{self.name} was cancelled")
+        actor, _, method = self.name.rpartition(".")
+        if self.streams:
+            return CallTimedOut(actor, method, limit.timeout_s, True, is_item=True)
+        if limit.has_run_before and not has_started:
+            has_started = None
+        return CallTimedOut(actor, method, limit.timeout_s, has_started, running, running_s)
+
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
@@ -247,11 +342,11 @@ class Pending:
         value, error = UNSET, None
         try:
             if isinstance(frame.message, Returned):
-                value = self.decode(frame.payload, frame.buffers)
+                value = self.read("the result of", frame)
             elif isinstance(frame.message, Raised):
-                error = self.rebuild(frame)
+                error = self.reading.rebuild(frame)
             else:
-                error = CallCancelled(f"{self.name} was cancelled")
+                error = self._late_error(None)  # the callee has counted, and did not have to be told
         except Exception as failure:
             error = failure
         with _publishing:
@@ -261,6 +356,8 @@ class Pending:
 
     def _tell(self) -> None:
         """Wake whoever waits. In any thread."""
+        if self.limit is not None and self.loop is not None:
+            self.limit.rest(self.loop)
         while self.gates:
             try:
                 gate = self.gates.pop()

@@ -13,9 +13,10 @@ from typing import Any
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.protocol.cluster import START_LIMIT_S, ClusterCore
-from asyncparl.protocol.control import AskPlace, NodeTicket, Placed
+from asyncparl.protocol.cluster import ClusterCore
 from asyncparl.protocol.decisions import Ended, Found, Granted, Refused, StillHeld, Waiting
+from asyncparl.protocol.leases import START_LIMIT_S
+from asyncparl.protocol.master_messages import AskPlace, NodeTicket, Placed
 from asyncparl.protocol.tickets import Ticket, encode_ticket, sign_lease, ticket_key
 
 TICKET_LIFE_S = 600.0
@@ -39,6 +40,7 @@ class Places:
 
     def __init__(self, core: ClusterCore, node_secret: bytes, cluster_time: Callable[[], float]) -> None:
         self._core = core
+        self._actors = core.actors
         self._node_secret = node_secret
         self._cluster_time = cluster_time
         self._asking: dict[str, _Asking] = {}
@@ -87,12 +89,12 @@ class Places:
         """
         give_up_at = trio.current_time() + _UNKNOWN_LIMIT_S
         while True:
-            match self._core.find(actor_id):
+            match self._actors.find(actor_id):
                 case Found(node_id):
                     return self.ticket(driver_id, node_id)
                 case Ended(reason):
                     raise ResourceError(reason)
-            if self._core.is_known(actor_id):
+            if self._actors.is_known(actor_id):
                 await self._changed.wait()
                 continue
             # Its owner may be about to ask for a place, or its node about to join us again.
@@ -105,7 +107,7 @@ class Places:
         """Tell those whose turn it is. For after anything that may have freed something."""
         self._changed.set()
         self._changed = trio.Event()
-        for decision in self._core.take_grants(trio.current_time()):
+        for decision in self._actors.take_grants(trio.current_time()):
             self._decide(decision.lease.actor_id, decision)
 
     def refuse(self, actor_id: str, reason: str) -> None:
@@ -114,18 +116,18 @@ class Places:
 
     def give_back(self, actor_id: str) -> None:
         """Its owner does not take what it was given, and may ask for it once more."""
-        self._core.give_back(actor_id)
+        self._actors.give_back(actor_id)
         self.hand_out()
 
     def withdraw(self, actor_id: str) -> None:
         """It is not wanted any more."""
-        self._core.withdraw(actor_id)
+        self._actors.withdraw(actor_id)
         self.refuse(actor_id, "it was withdrawn")
         self.hand_out()
 
     def kill(self, actor_id: str) -> None:
         """Somebody else than its owner has ended it."""
-        self._core.kill(actor_id)
+        self._actors.kill(actor_id)
         self.refuse(actor_id, "it was killed")
         self.hand_out()
 
@@ -138,7 +140,7 @@ class Places:
 
     def _ask_core(self, driver_id: str, request: AskPlace) -> Granted | Waiting | StillHeld | Refused:
         now = trio.current_time()
-        return self._core.ask(driver_id, request.actor_id, request.name, request.demand, now, request.title)
+        return self._actors.ask(driver_id, request.actor_id, request.name, request.demand, now, request.title)
 
     async def _wait(self, driver_id: str, actor_id: str, asking: _Asking) -> Placed:
         asking.num_waiting += 1

@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.protocol.control import Job
+from asyncparl.protocol.node_messages import Job
 from asyncparl.runtime.state import without_secrets
 
 _START_LIMIT_S = 30.0
@@ -84,6 +85,7 @@ class PrivateCluster:
         try:
             with contextlib.suppress(BrokenPipeError):  # it has died before it read what we wrote
                 self._process.stdin.close()
+            self._process.send_signal(signal.SIGCONT)  # should it be stopped
             with trio.move_on_after(_STOP_LIMIT_S):
                 await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:

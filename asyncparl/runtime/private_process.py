@@ -1,7 +1,8 @@
 """The process of a private cluster: a master and a node, for one program, on this machine.
 
 The same code as in any cluster, over socket files in a folder that only this user may enter, so without secrets. It
-ends when its standard input closes, which is when the program ends, however that happens.
+ends when its standard input closes, which is when the program ends, however that happens, and even if it was stopped
+(SIGSTOP).
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from asyncparl.ids import new_node_id
 from asyncparl.machine import allow_many_files, host_identity, usable_memory_bytes, visible_gpus
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import MAX_BYTES, Capacity
+from asyncparl.runtime.dump_signal import tell_when_asked
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES
 from asyncparl.runtime.logs import LogStore
 from asyncparl.runtime.master import Master
-from asyncparl.runtime.node import Node, NodeConfig
+from asyncparl.runtime.node import Node
+from asyncparl.runtime.node_config import NodeConfig
 from asyncparl.runtime.private import PrivateSetup
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.workers import WorkerPool
+from asyncparl.runtime.zygote import go_on_without_parent
 from asyncparl.runtime.zygote_client import ZygoteKind
 from asyncparl.transport import dial, listen
 
@@ -97,7 +101,9 @@ async def _until_eof(scope: trio.CancelScope) -> None:
 def main() -> None:
     """Run a private cluster. Its folder is the first argument, so that it is removed whatever becomes of the rest."""
     allow_many_files()
+    go_on_without_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell_when_asked("the private cluster of a program")
     try:
         if line := sys.stdin.buffer.readline():  # else the program has died meanwhile
             trio.run(_run, msgspec.json.decode(line, type=PrivateSetup))

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import trio
 
-from asyncparl.protocol.control import Job
+from asyncparl.protocol.node_messages import Job
 from asyncparl.runtime.code.pack import Package, check_files, pack
 from asyncparl.runtime.code.roots import find_roots
-from asyncparl.runtime.main_module import answer_to_alias, describe_main
+from asyncparl.runtime.main_module import answer_to_alias, describe_main, names_for_actors
 
 PRELOADABLE = ("numpy", "torch", "gymnasium")
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
@@ -51,9 +51,11 @@ class Program:
         return cls(preload=job.preload, start_method=job.start_method, encrypt=job.encrypt, main=main, job=job)
 
     @property
-    def main_is_nowhere(self) -> bool:
-        """`__main__` is a notebook or `python -c`: workers cannot import it."""
-        return self._main_path is None and self._main_module is None
+    def main_names(self) -> frozenset[str] | None:
+        """What other processes of the program find in `__main__`; None: all that is there in this one."""
+        if self._main_path is None and self._main_module is None:
+            return frozenset()  # a notebook, or `python -c`
+        return names_for_actors() if self._job is None else None
 
     def local_job(self) -> Job:
         """For nodes that share our files."""

@@ -27,9 +27,10 @@ from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.handle import LinkedHandle
 from asyncparl.runtime.host import ActorHost
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
+from asyncparl.runtime.options import check_concurrency
 from asyncparl.runtime.remote import Proxy
 from asyncparl.runtime.state import create_secrets, find_secret, remove_secrets
-from asyncparl.transport import Channel, Credentials, DialRefused, Visitor, dial, listen
+from asyncparl.transport import Channel, Credentials, DialRefused, Visitor, check_process, dial, listen
 
 MAX_WAITING = 1000
 """Objects that were offered and not taken yet."""
@@ -169,8 +170,10 @@ async def RemoteManager(address: str, *, secret_file: str | None = None) -> Asyn
     Raises:
         AuthenticationError: the secret cannot be read, kept or trusted.
         OSError: the address cannot be used.
+        ResourceError: this process is a fork of one that has used such a thing.
         ValueError: it is no address.
     """
+    check_process()
     parsed = parse_host_and_port(address)
     keys: dict[str, bytes] = {}
     with listen(str(parsed), keys=keys.get, max_message_bytes=MAX_MESSAGE_BYTES) as listener:
@@ -205,8 +208,11 @@ async def as_remote(
     Raises:
         AuthenticationError: there is no secret, or the manager has another.
         ConnectionRefusedError: whoever listens there takes no objects; the message says why.
-        ValueError: it is no address.
+        ResourceError: as for `RemoteManager`.
+        TypeError, ValueError: it is no address, or `max_concurrency` no number of 1 or more.
     """
+    check_process()
+    check_concurrency(max_concurrency)
     parsed = parse_host_and_port(address)
     credentials = Credentials("driver", _secret(parsed.port, secret_file))
     class_name = type(thing).__name__
@@ -269,8 +275,8 @@ async def _serve_once(
     thing: object, class_name: str, channel: Channel, executor: Executor, max_concurrency: int
 ) -> bool:
     """Over one connection; whether the manager let the object go."""
-    async with trio.open_nursery() as nursery:
-        host = ActorHost(executor, nursery, f"raised in {class_name} (pid {os.getpid()} on {os.uname().nodename})")
+    async with background_tasks() as tasks:
+        host = ActorHost(executor, tasks, f"raised in {class_name} (pid {os.getpid()} on {os.uname().nodename})")
         host.adopt(thing, max_concurrency)
         link = Link(LinkCore(name=class_name, pid=os.getpid()), host)
         link.attach(channel)
@@ -281,7 +287,7 @@ async def _serve_once(
                 await link.run()
             ended.set()
 
-        nursery.start_soon(run)
+        tasks.start_soon(run)
         try:
             await ended.wait()
             was_let_go = link.core.state is LinkState.CLOSING
@@ -289,7 +295,6 @@ async def _serve_once(
             link.disconnect()
             link.lose(lambda _: CallCancelled("the link was lost"))
             host.link_lost(link)
-        nursery.cancel_scope.cancel()
     return was_let_go
 
 

@@ -16,8 +16,9 @@ from weakref import WeakValueDictionary
 import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
-from asyncparl.protocol.control import ActorExited, DialActor, WatchMaster
+from asyncparl.protocol.master_messages import DialActor, WatchMaster
 from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.runtime.actor import ActorHandle
 from asyncparl.runtime.borrowed import BorrowedHandle, BorrowingSession, DriverHandle, LocalHandle
 from asyncparl.runtime.executor import Executor
@@ -37,7 +38,7 @@ _Process = ActorHandle | BorrowedHandle | LocalHandle | DriverHandle
 class ReachingSession(BorrowingSession, Protocol):
     """What `Reach` needs of its session."""
 
-    by_value: bool
+    main_names: frozenset[str] | None
 
     @property
     def nursery(self) -> trio.Nursery: ...
@@ -75,6 +76,8 @@ class Reach:
         process = self._process_of(reference)
         if reference.object_id == 0:
             assert not isinstance(process, DriverHandle)
+            # A reference to what the actor has exposed, by which it may have been known first, does not tell.
+            process.call_timeout_s = process.call_timeout_s or reference.call_timeout_s
             return process
         return ObjectHandle(process, reference)
 
@@ -86,7 +89,7 @@ class Reach:
         if executor is None:
             executor = thread = _MethodThread(name)
         note = f"raised in {name} (pid {os.getpid()} on {os.uname().nodename})"
-        host = ActorHost(executor, self._session.nursery, note, may_exit=False)
+        host = ActorHost(executor, self._session.nursery, note, may_exit=False, main_names=self._session.main_names)
         host.adopt(thing, max_concurrency)
         object_id = self._objects.expose(host)
         if thread is not None:

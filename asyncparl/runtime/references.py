@@ -6,8 +6,9 @@ were exposed. No address is in it: where an actor runs may change while its refe
 
 from __future__ import annotations
 
-import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from asyncparl.protocol.values import find_by_name
 
 
 class Reference(NamedTuple):
@@ -21,6 +22,18 @@ class Reference(NamedTuple):
     """Module and qualified name of the object's class, to tell what can be called; it may not exist here."""
     is_of_driver: bool = False
     """Whether the process is a program, not an actor: such a one is not dialed, it dials."""
+    call_timeout_s: float | None = None
+    """How long a call of it may take, where the call does not say."""
+
+
+CALLABLE_DUNDERS = ("__call__", "__getitem__")
+"""What proxies make calls of, although it is not public: `actor(x)` and `actor[key]`."""
+
+
+def check_public(name: str, but_for: tuple[str, ...] = ()) -> None:
+    """Raise AttributeError for a name that is nothing to callers."""
+    if name.startswith("_") and name not in but_for:
+        raise AttributeError(f"{name!r} is private: only public names of a remote object can be used")
 
 
 def class_path_of(cls: type) -> tuple[str, str]:
@@ -30,7 +43,5 @@ def class_path_of(cls: type) -> tuple[str, str]:
 
 def public_names(class_path: tuple[str, str]) -> list[str]:
     """What can be called or read of an object, as far as its class is known in this process. Nothing is imported."""
-    found: Any = sys.modules.get(class_path[0])
-    for part in class_path[1].split("."):
-        found = None if found is None else vars(found).get(part)
+    found = find_by_name(*class_path)
     return [name for name in dir(found) if not name.startswith("_")] if isinstance(found, type) else []

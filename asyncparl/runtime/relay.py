@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import trio
 
+from asyncparl.runtime.dump_signal import tell_when_asked
 from asyncparl.runtime.state import without_secrets
 from asyncparl.transport import Visitor
 from asyncparl.transport.sockets import stream_of, tune
@@ -162,4 +163,5 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell_when_asked("the relay of a master")
     trio.run(_serve, socket.socket(fileno=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""`@remote_class` and what its instances look like to the caller. No sockets here.
+"""What a remote object looks like to its callers. No sockets here. The class of it is in `remote_class.py`.
 
 Simulator           RemoteClass: calling it asks the session for an actor and returns a Proxy at once
 sim = Simulator()   Proxy: any public name gives a RemoteMember, without a message
@@ -10,122 +10,17 @@ await sim.frames    RemoteMember awaited: the attribute is fetched
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import Any, Literal, NoReturn, Self
 
+from asyncparl.protocol.deadlines import check_timeout
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.call import STREAM_CREDIT, Call, call_in_loop, check_thread
 from asyncparl.runtime.handle import Handle, UnreachableHandle
-from asyncparl.runtime.options import ActorOptions, checked_options
-from asyncparl.runtime.references import Reference
+from asyncparl.runtime.options import check_concurrency, check_name
+from asyncparl.runtime.references import Reference, check_public
 from asyncparl.runtime.session import current_session, find_session
-from asyncparl.runtime.supervisor import Supervisor
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class RemoteClass(Generic[P, T]):
-    """A class whose instances live in processes of their own.
-
-    Calling it starts an actor and returns its proxy at once. `__wrapped__` is the plain class, for local use and
-    for tests; its instances pickle by reference. A subclass is a plain class until it is decorated too.
-    """
-
-    __wrapped__: type[T]
-
-    def __init__(self, cls: type[T], options: ActorOptions) -> None:
-        self.__wrapped__ = cls
-        self._options = options
-        self.__module__ = cls.__module__
-        self.__name__ = cls.__name__
-        self.__doc__ = cls.__doc__
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Proxy:
-        """Start an actor; its constructor runs with these arguments, over there.
-
-        Raises:
-            NotConnectedError: no `asyncparl.connect()` block is open.
-        """
-        return self.start_supervised(None, args, kwargs)
-
-    def start_supervised(
-        self, supervisor: Supervisor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Proxy:
-        """The same, but not the options decide about restarts; for groups."""
-        if supervisor is not None and self._options.detached:
-            raise ValueError(f"{self.__name__} is detached: it cannot belong to a group, which would end it")
-        session = current_session(f"{self.__name__}(...)")
-        return Proxy(session.create_actor(self.__wrapped__, args, dict(kwargs), self._options, supervisor))
-
-    def options(self, **options: Any) -> RemoteClass[P, T]:
-        """The same class with other options, for the actors that are made from what this returns.
-
-        Raises:
-            TypeError: an unknown option.
-            ValueError: an option that makes no sense.
-        """
-        return RemoteClass(self.__wrapped__, checked_options(self._options, options))
-
-    def __mro_entries__(self, _bases: tuple[object, ...]) -> tuple[type, ...]:
-        # `class Fast(Simulator)` inherits from the plain class.
-        return (self.__wrapped__,)
-
-    def __repr__(self) -> str:
-        return f"<asyncparl.remote_class {self.__module__}.{self.__name__}>"
-
-
-@overload
-def remote_class(cls: Callable[P, T], /) -> RemoteClass[P, T]: ...
-@overload
-def remote_class(
-    *,
-    num_cpus: float = 1,
-    num_gpus: float = 0,
-    max_memory: int | str | None = None,
-    max_restarts: int = 0,
-    restart_window_s: float | None = 60.0,
-    max_concurrency: int = 1,
-    labels: Mapping[str, str] = ...,
-    placement: Literal["pack", "spread"] = "pack",
-    name: str = "",
-    detached: bool = False,
-) -> Callable[[Callable[P, T]], RemoteClass[P, T]]: ...
-def remote_class(cls: Any = None, /, **options: Any) -> Any:
-    """Make a class remote: `@remote_class` or `@remote_class(num_cpus=2, ...)`.
-
-    Args:
-        num_cpus: CPUs that one actor counts for; also the threads that torch uses in it.
-        num_gpus: GPUs, whole or a part of one; it sees no others.
-        max_memory: how much memory its process may have of its own, as "2GiB": it waits for a node that has so much
-            to give, and is killed when it has more.
-        max_restarts: how often within `restart_window_s` it is started again when its process dies without having been
-            asked to: under the same name, for the same proxies, with the arguments of the first time. Calls that were
-            open raise `ActorDied`, but for those of `@idempotent` methods; later ones wait for the new process. A
-            method `on_restart(self, num_restarts)` of the class is called before any other.
-        restart_window_s: in seconds; None: ever.
-        max_concurrency: how many `async` methods of one actor run at a time. Methods without `async` always run one
-            at a time, in order, in one thread.
-        labels: what its node must have.
-        placement: "pack" fills the nodes of a cluster one after another, "spread" takes the emptiest.
-        name: by which `get_actor` finds it. Unique in the program; that of a detached actor in the cluster.
-        detached: it does not end with its owner, but when it is closed or killed, or with the cluster.
-
-    Raises:
-        TypeError: not a class, or an unknown option.
-        ValueError: an option that makes no sense.
-    """
-    checked = checked_options(ActorOptions(), options)
-
-    def decorate(cls: Any) -> Any:
-        if not isinstance(cls, type):
-            raise TypeError(f"@remote_class decorates classes, not {cls!r}")
-        # A pickle names the class by this path and must find it behind the decorated name.
-        cls.__qualname__ = f"{cls.__qualname__}.__wrapped__"
-        return RemoteClass(cls, checked)
-
-    return decorate if cls is None else decorate(cls)
 
 
 def _cannot_wait(self: Proxy, *_: object) -> NoReturn:
@@ -150,9 +45,8 @@ class Proxy:
         object.__setattr__(self, "_handle", handle)
 
     def __getattr__(self, name: str) -> RemoteMember:
-        if name.startswith("_"):
-            raise AttributeError(f"{name!r} is private: only public names of a remote object can be used")
-        return RemoteMember(self._handle, name)
+        check_public(name)
+        return RemoteMember(self._handle, name, self._handle.call_timeout_s)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a remote attribute is set with `await asyncparl.set_attribute(actor, {name!r}, value)`")
@@ -179,10 +73,13 @@ class Proxy:
         return False
 
     def __getitem__(self, key: Any) -> Call[Any]:
-        return self._handle.call(CallKind.METHOD, "__getitem__", ((key,), {}))
+        handle = self._handle
+        return handle.call(CallKind.METHOD, "__getitem__", ((key,), {}), timeout_s=handle.call_timeout_s)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Call[Any]:
-        return self._handle.call(CallKind.METHOD, "__call__", (args, kwargs), credit=STREAM_CREDIT)
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Call[Any]:
+        handle, arguments = self._handle, (args, kwargs)
+        timeout_s = handle.call_timeout_s
+        return handle.call(CallKind.METHOD, "__call__", arguments, credit=STREAM_CREDIT, timeout_s=timeout_s)
 
     def __len__(self) -> NoReturn:
         raise TypeError(f"len() cannot wait for {self!r}: give its class a method that returns the length")
@@ -217,23 +114,50 @@ class Proxy:
 class RemoteMember:
     """A name of a remote object: call it, or await it as an attribute."""
 
-    __slots__ = ("_handle", "_name")
+    __slots__ = ("_handle", "_name", "_timeout_s")
 
-    def __init__(self, handle: Handle, name: str) -> None:
+    def __init__(self, handle: Handle, name: str, timeout_s: float | None) -> None:
         self._handle = handle
         self._name = name
+        self._timeout_s = timeout_s
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Call[Any]:
+    def options(self, /, *, timeout_s: float | None) -> RemoteMember:
+        """The same name with other options: `await sim.sample.options(timeout_s=5)(50)`.
+
+        Args:
+            timeout_s: how many seconds the call may take, from now to its answer, however often it is sent; None: as
+                many as it likes. Then it raises `CallTimedOut`, whatever state its actor is in, and is cancelled like
+                any other call: what has not started never starts, an `async` method is cancelled where it waits, and a
+                method without `async` is left to finish. Of a stream, each item has so much time.
+
+        Raises:
+            TypeError: it is no number.
+            ValueError: it is not more than 0, or not finite.
+        """
+        return RemoteMember(self._handle, self._name, check_timeout("timeout_s", timeout_s))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """Call the remote method. The call starts now; what goes wrong is raised where it is awaited."""
         arguments = (args, kwargs) if args or kwargs else None
-        return self._handle.call(CallKind.METHOD, self._name, arguments, credit=STREAM_CREDIT)
+        return self._handle.call(
+            CallKind.METHOD, self._name, arguments, credit=STREAM_CREDIT, timeout_s=self._timeout_s
+        )
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._handle.call(CallKind.GET_ATTRIBUTE, self._name).__await__()
+        return self._get().__await__()
 
     def result(self, timeout: float | None = None) -> Any:
         """The attribute, for threads without an event loop. As `Call.result`."""
-        return self._handle.call(CallKind.GET_ATTRIBUTE, self._name).result(timeout)
+        return self._get().result(timeout)
+
+    def _get(self) -> Call[Any]:
+        return self._handle.call(CallKind.GET_ATTRIBUTE, self._name, timeout_s=self._timeout_s)
+
+    def __reduce__(self) -> NoReturn:
+        what = f"{self._handle.name}.{self._name}"
+        raise TypeError(
+            f"{what} is a name of a remote object, not its value: await it first, or call it and await that"
+        )
 
     def __repr__(self) -> str:
         return f"<{self._name} of asyncparl actor {self._handle.name}: call it, or await it as an attribute>"
@@ -251,7 +175,9 @@ async def get_actor(name: str) -> Proxy:
     Raises:
         LookupError: there is none of that name.
         NotConnectedError: no `asyncparl.connect()` block is open.
+        TypeError: the name is no text.
     """
+    check_name(name)
     session = current_session(f"get_actor({name!r})")
     return Proxy(session.handle_of(await session.find_named(name)))
 
@@ -277,7 +203,9 @@ def expose(thing: object, *, max_concurrency: int = 1) -> Proxy:
 
     Raises:
         NotConnectedError: no `asyncparl.connect()` block is open.
+        TypeError, ValueError: `max_concurrency` is no whole number of 1 or more.
     """
+    check_concurrency(max_concurrency)
     session = current_session("expose(...)")
     return Proxy(session.expose(thing, max_concurrency))
 
@@ -286,6 +214,7 @@ async def set_attribute(actor: Proxy, name: str, value: object) -> None:
     """Set an attribute of a remote object, after everything called before.
 
     Raises:
+        TypeError: that is no actor, or no name.
         AttributeError: a private name, or the object refuses it.
         ActorDied: its process has ended.
     """
@@ -293,14 +222,12 @@ async def set_attribute(actor: Proxy, name: str, value: object) -> None:
 
 
 def setting(actor: Proxy, name: str, value: object) -> Call[None]:
-    """The call that sets an attribute.
-
-    Raises:
-        AttributeError: a private name.
-    """
-    if name.startswith("_"):
-        raise AttributeError(f"{name!r} is private: only public names of a remote object can be used")
-    return actor._handle.call(CallKind.SET_ATTRIBUTE, name, value)
+    """The call that sets an attribute. Raises as `set_attribute`, where that is known here."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an attribute is a text, not {name!r}")
+    check_public(name)
+    handle = _handle_of(actor)
+    return handle.call(CallKind.SET_ATTRIBUTE, name, value, timeout_s=handle.call_timeout_s)
 
 
 async def close(actor: Proxy) -> None:
@@ -308,15 +235,29 @@ async def close(actor: Proxy) -> None:
 
     An actor that is already dead is closed. Cancellation, as by `trio.move_on_after(5)`: the actor is not asked any
     longer; it gets SIGTERM and, a second later, SIGKILL, and nobody waits for that.
+
+    Raises:
+        TypeError: that is no actor.
     """
-    await actor._handle.close()
+    await _handle_of(actor).close()
 
 
 async def kill(actor: Proxy) -> None:
-    """End an actor at once, whatever it is doing. Returns when its process has ended."""
-    await actor._handle.kill()
+    """End an actor at once, whatever it is doing. Returns when its process has ended.
+
+    Raises:
+        TypeError: that is no actor.
+    """
+    await _handle_of(actor).kill()
 
 
 def wait_for(actor: Proxy, function: Callable[[], Awaitable[None]]) -> None:
     """Run something of the actor's handle in the event loop, and wait for it in a thread outside of that."""
-    call_in_loop(actor._handle.loop, actor._handle.name, function).result()
+    handle = _handle_of(actor)
+    call_in_loop(handle.loop, handle.name, function).result()
+
+
+def _handle_of(actor: Proxy) -> Handle:
+    if not isinstance(actor, Proxy):
+        raise TypeError(f"expected an actor, not {actor!r}")
+    return actor._handle

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from asyncparl.errors import ActorDied, CallFate
 from asyncparl.protocol.frames import Frame
+from asyncparl.protocol.messages import TimedOut
 from asyncparl.protocol.values import Encoded
+from asyncparl.runtime.activity import WaitingCall
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.pending import Pending
 
@@ -63,6 +65,7 @@ class RepeatableCall:
         value: Encoded,
         *,
         credit: int,
+        deadline: float | None,
         on_lost: Callable[[RepeatableCall, BaseException], None],
     ) -> None:
         self.target = target
@@ -70,6 +73,7 @@ class RepeatableCall:
         self._kind = kind
         self._value = value
         self._credit = credit
+        self._deadline = deadline
         self._on_lost = on_lost
         self.fate = CallFate.NEVER_STARTED
         """What is known of it, whatever has become of it since it was first sent."""
@@ -80,7 +84,9 @@ class RepeatableCall:
         if pending.is_settled:
             return
         try:
-            pending.call_id = link.call(self, self._kind, self.target, self._value, credit=self._credit)
+            pending.call_id = link.call(
+                self, self._kind, self.target, self._value, credit=self._credit, deadline=self._deadline
+            )
             pending.link = link  # last: from now on other threads cancel it there
         except Exception as error:
             pending.call_lost(error)
@@ -89,6 +95,11 @@ class RepeatableCall:
         """It will have no answer."""
         if not self._pending.is_settled:
             self._pending.call_lost(error)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it needs no answer any more."""
+        return self._pending.is_settled
 
     @property
     def has_begun(self) -> bool:
@@ -103,10 +114,19 @@ class RepeatableCall:
     def item_arrived(self, frame: Frame) -> None:
         self._pending.item_arrived(frame)
 
+    def describe(self) -> WaitingCall:
+        """For people who ask what goes on."""
+        return self._pending.describe()
+
+    def timed_out(self, message: TimedOut) -> None:
+        self._pending.timed_out(message)
+
     def call_lost(self, error: BaseException) -> None:
         self._pending.link = None  # until it is sent again, it is cancelled in the event loop
         if isinstance(error, ActorDied) and error.fate is CallFate.MAY_HAVE_RUN:
             self.fate = error.fate
+            if self._pending.limit is not None:
+                self._pending.limit.has_run_before = True
         elif isinstance(error, ActorDied) and error.fate is not self.fate:
             error = ActorDied(error.actor, error.reason, error.exit_code, error.signal, error.log_tail, self.fate)
         self._on_lost(self, error)

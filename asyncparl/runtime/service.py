@@ -31,7 +31,8 @@ from asyncparl.runtime.link import MAX_MESSAGE_BYTES
 from asyncparl.runtime.log import Log, Silence
 from asyncparl.runtime.logs import LogStore
 from asyncparl.runtime.master import Master, key_of
-from asyncparl.runtime.node import MAX_CODE_BYTES, Node, NodeConfig
+from asyncparl.runtime.node import MAX_CODE_BYTES, Node
+from asyncparl.runtime.node_config import NodeConfig
 from asyncparl.runtime.state import create_secrets, find_secret, state_folder
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.workers import WorkerPool

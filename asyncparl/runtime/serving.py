@@ -17,7 +17,7 @@ import trio
 from asyncparl.errors import CallCancelled, ProtocolError
 from asyncparl.protocol.control import Answer, decode_request, encode_control
 from asyncparl.protocol.link import CallArrived, LinkCore
-from asyncparl.protocol.messages import CallKind
+from asyncparl.protocol.messages import Call, CallKind
 from asyncparl.protocol.values import NOTHING
 from asyncparl.runtime.exceptions import describe_exception
 from asyncparl.runtime.link import Link
@@ -163,6 +163,10 @@ class RequestServer:
         elif (stream := peer.streams.pop(call_id, None)) is not None:
             stream.close()
             link.answer_cancelled(call_id)
+
+    def running(self, _call: Call) -> tuple[str, float]:
+        """Requests are in nobody's way."""
+        return "", 0.0
 
     def grant_arrived(self, link: Link, call_id: int) -> None:
         """The peer takes more events."""

@@ -21,9 +21,8 @@ import trio
 from asyncparl.errors import AsyncparlError, NotConnectedError, ResourceError
 from asyncparl.ids import new_actor_id, new_driver_id, new_token
 from asyncparl.protocol.cluster_view import ClusterView
-from asyncparl.protocol.control import (
-    ActorExited,
-    ActorOutput,
+from asyncparl.protocol.figures import PutReport
+from asyncparl.protocol.master_messages import (
     AskPlace,
     DescribeCluster,
     ExplainWait,
@@ -32,10 +31,9 @@ from asyncparl.protocol.control import (
     LeaveDriver,
     NodeTicket,
     Placed,
-    ShutDown,
     WithdrawActor,
 )
-from asyncparl.protocol.figures import PutReport
+from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ShutDown
 from asyncparl.protocol.resources import ActorTitle
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.actor import ActorHandle
@@ -103,8 +101,8 @@ class Session:
         self.objects = objects
         self.process_id = identity.process_id
         self.own_reference = identity.own_reference
-        self.by_value = program.main_is_nowhere
-        """Whether classes of `__main__` travel as code."""
+        self.main_names = program.main_names
+        """What actors find in `__main__`; the rest of it travels as code. None: all of it."""
         self._identity = identity
         self._program = program
         self._master_address = master_address
@@ -189,7 +187,7 @@ class Session:
         found = await self._master.request(FindNamed(name))
         if found is None:
             raise LookupError(f"there is no actor named {name!r}")
-        return Reference(found.actor_id, 0, found.name, found.class_path)
+        return Reference(found.actor_id, 0, found.name, found.class_path, call_timeout_s=found.call_timeout_s)
 
     def _create_actor(
         self,
@@ -209,6 +207,7 @@ class Session:
             public_name=options.name,
             is_detached=options.detached,
             may_restart=supervisor is not None,
+            call_timeout_s=options.call_timeout_s,
         )
         request = AskPlace(new_actor_id(), name, options.demand(), title)
         actor = ActorHandle(self, request, plain_class, supervisor)
@@ -422,7 +421,7 @@ async def open_session(
     """
     async with background_tasks() as tasks:
         process_id = new_driver_id()
-        identity = Identity(process_id, _driver_name(), process_id)
+        identity = Identity(process_id, f"{program_name()} (pid {os.getpid()} on {os.uname().nodename})", process_id)
         session = Session(
             tasks, program, identity, master_address, credentials, objects=Objects(process_id), encrypt=encrypt
         )
@@ -457,12 +456,17 @@ def process_session(make: Callable[[], Session | None]) -> Iterator[None]:
 
 def is_in_block() -> bool:
     """Whether this task, or the task whose thread this is, is in an open `connect()` block."""
-    return _session.get(None) is not None
+    return _session_of_block() is not None
+
+
+def _session_of_block() -> Session | None:
+    session = _session.get(None)
+    return None if session is None or session.loop.is_elsewhere else session
 
 
 def find_session() -> Session | None:
     """The session of the innermost open `connect()` block of this task, else that of this process, else None."""
-    session = _session.get(None)
+    session = _session_of_block()
     if session is None:
         for make in _of_process[-1:]:  # a copy: another thread may leave its block now
             return make()
@@ -484,10 +488,9 @@ def current_session(what: str) -> Session:
     return session
 
 
-def _driver_name() -> str:
-    """For people who look at the cluster."""
-    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
-    return f"{script} (pid {os.getpid()} on {os.uname().nodename})"
+def program_name() -> str:
+    """What this program is for people: its script."""
+    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
 
 
 def _print_output(name: str, output: ActorOutput) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from asyncparl.protocol.control import ActorExited
+from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.restarts import RestartBudget
 
 

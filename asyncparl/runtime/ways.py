@@ -10,9 +10,10 @@ import trio
 
 from asyncparl.errors import AuthenticationError, ResourceError
 from asyncparl.machine import host_identity
-from asyncparl.protocol.control import AskTicket, NodeTicket, OpenRelay
+from asyncparl.protocol.master_messages import AskTicket, NodeTicket, OpenRelay
 from asyncparl.protocol.parties import Versions
 from asyncparl.protocol.tickets import ticket_key_id
+from asyncparl.runtime.lending import SHARED_BYTES
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES
 from asyncparl.runtime.master_link import MasterLink
 from asyncparl.transport import Credentials, DialRefused, Tunnel, dial
@@ -161,6 +162,7 @@ class WayToNode:
             encrypt=encrypt and address.startswith("tcp:"),
             may_stall=bool(route),
             max_message_bytes=MAX_MESSAGE_BYTES,
+            shared_bytes=SHARED_BYTES if route else 0,
             timeout_s=_DIRECT_LIMIT_S,
         )
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -25,6 +25,7 @@ from asyncparl.errors import ActorDied
 from asyncparl.protocol.link import CallArrived, LinkCore
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.accepting import visitors
+from asyncparl.runtime.dump_signal import WorkerTeller
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.figures import ASK_FIGURES
@@ -35,7 +36,7 @@ from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.references import Reference
 from asyncparl.runtime.session import Identity, Session, process_session
-from asyncparl.runtime.worker_pass import WorkerPass, decode_pass
+from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
 from asyncparl.transport import Admission, Credentials, listen, open_admitted
 from asyncparl.transport.base import Channel
@@ -45,11 +46,27 @@ TERMINATED = 128 + signal.SIGTERM
 
 def run_worker(fork: Fork, *, control_fd: int) -> int:
     """Be the worker, in a process of its own; the exit code."""
-    _settle_in(fork)
-    executor = Executor()
-    thread = threading.Thread(target=_run_loop, args=(fork, control_fd, executor), name="asyncparl-loop", daemon=True)
+    # SIGTERM is an exception that may come at any moment, though only once: see `_terminate`.
     try:
-        thread.start()
+        exit_code = _work(fork, control_fd)
+    except SystemExit as stop:
+        exit_code = _exit_code(stop)
+    try:
+        atexit._run_exitfuncs()
+        signal.signal(signal.SIGTERM, _end_already)
+    except SystemExit:
+        pass
+    _flush_standard_streams()
+    return exit_code
+
+
+def _work(fork: Fork, control_fd: int) -> int:
+    try:
+        with _telling_why_not(control_fd):
+            _settle_in(fork)
+        executor = Executor()
+        arguments = (fork, control_fd, executor, WorkerTeller(fork.name))
+        threading.Thread(target=_run_loop, args=arguments, name="asyncparl-loop", daemon=True).start()
         executor.run()
         return 0
     except SystemExit as stop:
@@ -57,9 +74,16 @@ def run_worker(fork: Fork, *, control_fd: int) -> int:
     except BaseException:
         traceback.print_exc()
         return 1
-    finally:
-        atexit._run_exitfuncs()
-        _flush_standard_streams()
+
+
+@contextlib.contextmanager
+def _telling_why_not(control_fd: int) -> Iterator[None]:
+    """What the system refuses is told to the node, for the report of our death."""
+    try:
+        yield
+    except OSError as error:
+        os.write(control_fd, CANNOT_START + str(error).encode(errors="backslashreplace"))
+        raise
 
 
 def _settle_in(fork: Fork) -> None:
@@ -97,13 +121,19 @@ def _draw_other_random_numbers() -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    # First: a second one must not interrupt what the first has begun.
+    signal.signal(signal.SIGTERM, _end_already)
     # An exception, so that `finally` and `with` of the actor's code get their chance.
     raise SystemExit(TERMINATED)
 
 
-def _run_loop(fork: Fork, control_fd: int, executor: Executor) -> None:
+def _end_already(_number: int, _frame: FrameType | None) -> None:
+    """Not SIG_IGN: programs that the actor starts meanwhile would inherit that."""
+
+
+def _run_loop(fork: Fork, control_fd: int, executor: Executor, teller: WorkerTeller) -> None:
     try:
-        trio.run(_serve, fork, control_fd, executor)
+        trio.run(_serve, fork, control_fd, executor, teller)
     except BaseException:
         # Without its loop the actor can neither hear nor answer.
         traceback.print_exc()
@@ -111,12 +141,14 @@ def _run_loop(fork: Fork, control_fd: int, executor: Executor) -> None:
         os._exit(1)
 
 
-async def _serve(fork: Fork, control_fd: int, executor: Executor) -> None:
+async def _serve(fork: Fork, control_fd: int, executor: Executor, teller: WorkerTeller) -> None:
     control = socket.socket(fileno=control_fd)
     control.setblocking(False)
-    listener = listen(f"ipc://{fork.setup.directory}/{fork.actor_id}", max_message_bytes=MAX_MESSAGE_BYTES)
+    with _telling_why_not(control_fd):  # a full disk, say
+        listener = listen(f"ipc://{fork.setup.directory}/{fork.actor_id}", max_message_bytes=MAX_MESSAGE_BYTES)
     control.send(listener.address.encode())
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(teller.run)
         await trio.lowlevel.wait_readable(control)
         worker = _Worker(fork, decode_pass(control.recv(MAX_PACKET_BYTES)), executor, nursery)
         nursery.start_soon(_take_handed_over, control, worker)
@@ -189,7 +221,8 @@ class _Worker:
 
     def _open_session(self) -> Session:
         fork, worker_pass = self._fork, self._pass
-        reference = Reference(fork.actor_id, 0, fork.name, worker_pass.class_path)
+        call_timeout_s = worker_pass.call_timeout_s
+        reference = Reference(fork.actor_id, 0, fork.name, worker_pass.class_path, call_timeout_s=call_timeout_s)
         session = Session(
             self.nursery,
             Program.of_worker(worker_pass.job, (fork.setup.main_path, fork.setup.main_module)),
@@ -212,6 +245,7 @@ class _Callee:
         self.link_opened = objects.link_opened
         self.cancel_arrived = objects.cancel_arrived
         self.grant_arrived = objects.grant_arrived
+        self.running = objects.running
         self.closing = False
 
     def call_arrived(self, link: Link, arrived: CallArrived) -> None:

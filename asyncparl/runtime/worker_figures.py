@@ -42,6 +42,16 @@ class WorkerAsker:
             return answers
 
 
+async def ask_one(control: socket.socket, within_s: float) -> WorkerFigures | None:
+    """What one of them says, if it says so soon, and nobody else asks it at the same time."""
+    answers: dict[str, WorkerFigures] = {}
+    question = ASK_FIGURES + b"one "
+    if _send(control, question):
+        with trio.move_on_after(within_s):
+            await _take_answer("", control, question, answers)
+    return answers.get("")
+
+
 def _send(control: socket.socket, packet: bytes) -> bool:
     try:
         control.send(packet)

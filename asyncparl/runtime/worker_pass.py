@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncparl.protocol.control import Job
+from asyncparl.protocol.node_messages import Job
 
 
 class WorkerPass(msgspec.Struct, frozen=True):
@@ -20,7 +20,12 @@ class WorkerPass(msgspec.Struct, frozen=True):
     """The program that it belongs to, as its driver opened it here."""
     num_restarts: int = 0
     """How many processes of the actor there were before this one."""
+    call_timeout_s: float | None = None
+    """How long a call of it may take, where the call does not say."""
 
+
+CANNOT_START = b"!"
+"""What a worker says first is its address, or this and the reason why it has none."""
 
 encode_pass = msgspec.msgpack.Encoder().encode
 decode_pass = msgspec.msgpack.Decoder(WorkerPass).decode

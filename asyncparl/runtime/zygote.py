@@ -5,8 +5,8 @@ time of a fork. To be safe to fork it has one thread, no event loop and no NNG s
 user's but what it is told to preload.
 
 It is the parent of the workers, so it alone kills and reaps them: a pid is never signalled after it was reaped. When
-its socket to the node closes (the node died) it kills every worker and ends; when it dies itself, the kernel kills
-the workers (PDEATHSIG).
+its socket to the node closes (the node died) it kills every worker and ends, even if it was stopped: the kernel lets it
+go on then. When it dies itself, the kernel kills the workers (PDEATHSIG).
 
 Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard
 output, standard error, and the worker's own socket to the node. Where there is no fork, workers are started as fresh
@@ -28,6 +28,8 @@ import traceback
 from typing import NoReturn
 
 import msgspec
+
+from asyncparl.runtime.signals import ignore_dump_signal
 
 MAX_PACKET_BYTES = 1 << 17
 NUM_FORK_FDS = 3
@@ -112,6 +114,7 @@ decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
 class _Zygote:
     def __init__(self, setup: ZygoteSetup) -> None:
         self._setup = setup
+        go_on_without_parent()
         self._control = socket.socket(fileno=setup.control_fd)
         self._workers: dict[int, str] = {}
         self._child_signal, wakeup = os.pipe()
@@ -122,6 +125,7 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Ctrl-C is the driver's business; the node tells us what to do.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_dump_signal()
 
     def serve(self) -> None:
         """Until the node is gone. Returns only in the zygote itself, never in a worker."""
@@ -251,11 +255,16 @@ def _signal_group(pid: int, number: int) -> None:
 
 def die_with_parent(parent_pid: int) -> None:
     """Let the kernel end this process when its parent ends."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the kernel knew
-        os._exit(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died before the kernel knew
+            os._exit(1)
+
+
+def go_on_without_parent() -> None:
+    """Let the kernel wake this process when its parent ends, should it be stopped (SIGSTOP): it has to end too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def _place_standard_fds(fds: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -80,9 +81,14 @@ class ZygoteClient:
         """End it at once; the kernel ends its workers."""
         self._process.kill()
 
+    def wake(self) -> None:
+        """Let it go on if it was stopped (SIGSTOP): without it no worker can be ended."""
+        self._process.send_signal(signal.SIGCONT)
+
     def hang_up(self) -> None:
         """Let it end, as it has no workers. `reap` it."""
         self._socket.close()
+        self.wake()
 
     async def reap(self) -> None:
         """Wait until it has ended, however long it takes."""
@@ -90,7 +96,7 @@ class ZygoteClient:
 
     def close(self) -> None:
         """End it, and with it every worker that is left."""
-        self._socket.close()
+        self.hang_up()
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from asyncparl.training.errors import ConfigError as ConfigError
     from asyncparl.training.errors import RunFolderError as RunFolderError
     from asyncparl.training.errors import TrainingError as TrainingError
+    from asyncparl.training.errors import WrongEnvironmentError as WrongEnvironmentError
     from asyncparl.training.trainer import Trainer as Trainer
     from asyncparl.training.trainer import TrainingResult as TrainingResult
     from asyncparl.training.trainer import train as train
@@ -24,6 +25,7 @@ _HOMES = {
     "TrainingConfig": "config",
     "TrainingError": "errors",
     "TrainingResult": "trainer",
+    "WrongEnvironmentError": "errors",
     "train": "trainer",
 }
 

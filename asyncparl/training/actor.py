@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import asyncparl
 from asyncparl.rl import WeightLayout, keep_freed_memory
-from asyncparl.training.build import Interface, ModelClass, make_model
+from asyncparl.training.build import Interface, ModelClass, make_model, seed_generators
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import VectorEnvironment, environment_seed, make_environment
 from asyncparl.training.sampler import ActorCriticPolicy, Sample, Sampler, Unroller
@@ -36,6 +36,13 @@ class ActorSetup:
         """That of one of its environments."""
         return environment_seed(self.config.seed, self.first_environment + offset)
 
+    def prepare_process(self) -> None:
+        """Of an actor: a core's worth of work, and known draws of what environments and models of users may draw."""
+        torch.set_num_threads(1)
+        seed_generators(self.seed())
+        if self.config.repeatable:
+            torch.use_deterministic_algorithms(True)
+
     def make_environment(self, num_envs: int, offset: int = 0) -> VectorEnvironment:
         """So many of its environments, from one of them on."""
         config = self.config
@@ -53,14 +60,18 @@ class RolloutActor:
     def __init__(self, setup: ActorSetup) -> None:
         keep_freed_memory()  # a rollout is allocated every time, filled, and sent away
         config, seed = setup.config, setup.seed()
-        torch.set_num_threads(1)  # an actor is a core's worth of work
-        torch.manual_seed(seed)  # for what the user's model may draw
+        setup.prepare_process()
         environment = setup.make_environment(config.envs_per_actor)
-        model = make_model(Interface.of(environment), setup.model_class)
+        model = make_model(Interface.of(environment), setup.model_class, lstm=config.lstm)
         self._model = model
         self._layout = WeightLayout.of(model)
         policy = ActorCriticPolicy(model, precision=config.precision, seed=seed)
-        self._sampler = Sampler(environment, policy, num_steps=config.unroll_length)
+        self._sampler = Sampler(
+            environment,
+            policy,
+            num_steps=config.unroll_length,
+            initial_state=policy.initial_state(environment.num_envs),
+        )
         self._version = -1
         self._num_rollouts = 0
 
@@ -99,16 +110,21 @@ class EnvironmentActor:
     are rollouts of their own.
     """
 
-    def __init__(self, setup: ActorSetup, predictor: asyncparl.Proxy) -> None:
-        """`predictor.predict(obs)` gives what `Predictor.predict` does."""
+    def __init__(
+        self, setup: ActorSetup, predictor: asyncparl.Proxy, initial_row: NDArray[np.float32] | None = None
+    ) -> None:
+        """`predictor.predict(obs, state)` gives what `Predictor.predict` does; `initial_row`: [1, S] of the state."""
         keep_freed_memory()
-        torch.set_num_threads(1)
+        setup.prepare_process()
         num_steps, num_envs = setup.config.unroll_length, setup.config.envs_per_actor
         half = -(-num_envs // 2)
         environments = [setup.make_environment(half)]
         if num_envs > half:
             environments.append(setup.make_environment(num_envs - half, offset=half))
-        self._groups = [_Group(Unroller(each, num_steps=num_steps), predictor) for each in environments]
+        self._groups = [
+            _Group(Unroller(each, num_steps=num_steps, initial_state=repeated(initial_row, each.num_envs)), predictor)
+            for each in environments
+        ]
 
     def rollouts(self) -> Iterator[Sample]:
         """One rollout after the other, of the groups in turn."""
@@ -125,13 +141,19 @@ class _Group:
     def __init__(self, unroller: Unroller, predictor: asyncparl.Proxy) -> None:
         self._unroller = unroller
         self._predictor = predictor
-        self._actions = predictor.predict(unroller.obs)
+        self._actions = predictor.predict(unroller.obs, unroller.state)
 
     def step(self) -> Sample | None:
         """Wait for the actions, do them, and ask for the next ones. The rollout that is complete now, if one is."""
         start = perf_counter()
-        actions, log_probs, version = self._actions.result()
+        actions, log_probs, version, state = self._actions.result()
         waited_s = perf_counter() - start
-        sample = self._unroller.step(actions, log_probs, weights_version=version, inference_s=waited_s)
-        self._actions = self._predictor.predict(self._unroller.obs)
+        unroller = self._unroller
+        sample = unroller.step(actions, log_probs, state, weights_version=version, inference_s=waited_s)
+        self._actions = self._predictor.predict(unroller.obs, unroller.state)
         return sample
+
+
+def repeated(row: NDArray[np.float32] | None, num_envs: int) -> NDArray[np.float32] | None:
+    """[N, S] from [1, S], of a policy that has a memory."""
+    return None if row is None else row.repeat(num_envs, axis=0)

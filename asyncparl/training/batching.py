@@ -40,6 +40,7 @@ class BatchAssembler:
         num_steps: T of every rollout and batch.
         num_columns: B of every batch.
         obs_shape: of one observation. obs_dtype: its numpy type.
+        state_size: numbers that the model remembers of an environment; None: it has no memory.
         num_batches: size of the ring: one fills while the others wait for the learner or are with it.
         pin_memory: page-locked memory, for copies to a CUDA device that do not wait.
     """
@@ -51,14 +52,17 @@ class BatchAssembler:
         num_columns: int,
         obs_shape: tuple[int, ...],
         obs_dtype: np.dtype[Any],
+        state_size: int | None = None,
         num_batches: int = 2,
         pin_memory: bool = False,
     ) -> None:
         if min(num_steps, num_columns, num_batches) < 1:
             raise ValueError("num_steps, num_columns and num_batches must be at least 1")
         self._num_columns = num_columns
+        self._state_size = state_size
         self._slots = [
-            _Slot.allocate(num_steps, num_columns, obs_shape, obs_dtype, pin_memory) for _ in range(num_batches)
+            _Slot.allocate(num_steps, num_columns, obs_shape, obs_dtype, state_size, pin_memory)
+            for _ in range(num_batches)
         ]
         self._lent: dict[int, Batch] = {}  # by slot
         self._free = deque(range(num_batches))  # the first one is being filled
@@ -112,6 +116,9 @@ class BatchAssembler:
         if not fits or width > self._num_columns:
             expected = ", ".join(str(size) for size in (len(ours), f"1 to {self._num_columns}", *ours.shape[2:]))
             raise ValueError(f"rollout.obs is {theirs.dtype} {list(theirs.shape)}, expected {ours.dtype} [{expected}]")
+        size = None if rollout.initial_state is None else rollout.initial_state.shape[1]
+        if size != self._state_size:
+            raise ValueError(f"rollout.initial_state has {size} numbers in a row, expected {self._state_size}")
         return width
 
 
@@ -127,7 +134,13 @@ class _Slot:
 
     @classmethod
     def allocate(
-        cls, num_steps: int, num_columns: int, obs_shape: tuple[int, ...], obs_dtype: np.dtype[Any], pin_memory: bool
+        cls,
+        num_steps: int,
+        num_columns: int,
+        obs_shape: tuple[int, ...],
+        obs_dtype: np.dtype[Any],
+        state_size: int | None,
+        pin_memory: bool,
     ) -> _Slot:
         steps = (num_steps, num_columns)
         obs_type = torch.from_numpy(np.empty(0, obs_dtype)).dtype
@@ -140,6 +153,9 @@ class _Slot:
             "truncated": torch.empty(steps, dtype=torch.bool, pin_memory=pin_memory),
             "bootstrap_obs": torch.empty((num_columns, *obs_shape), dtype=obs_type, pin_memory=pin_memory),
         }
+        if state_size is not None:
+            shape = (num_columns, state_size)
+            tensors["initial_state"] = torch.empty(shape, dtype=torch.float32, pin_memory=pin_memory)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         return cls(tensors, arrays, np.empty(num_columns, np.int64))
 
@@ -149,6 +165,8 @@ class _Slot:
         for name in STEP_FIELDS:
             self.arrays[name][:, here] = getattr(rollout, name)[:, start:stop]
         self.arrays["bootstrap_obs"][here] = rollout.bootstrap_obs[start:stop]
+        if rollout.initial_state is not None:
+            self.arrays["initial_state"][here] = rollout.initial_state[start:stop]
         self.versions[here] = version
         columns = rollout.final_steps[:, 1]
         mine = (start <= columns) & (columns < stop)

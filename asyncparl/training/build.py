@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 
 from asyncparl.algorithms import ActorCritic
-from asyncparl.algorithms.schedule import LinearDecay
 from asyncparl.rl import Model, default_model
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import VectorEnvironment, make_environment
-from asyncparl.training.errors import ConfigError
+from asyncparl.training.errors import ConfigError, WrongEnvironmentError
+from asyncparl.training.schedules import set_schedules
 
 ModelClass = Callable[..., Model]
 """Called as `model_class(obs_shape=..., num_actions=...)`; what `forward` must give stands in `asyncparl.Model`."""
@@ -36,7 +37,7 @@ class Interface:
 
 
 def find_interface(config: TrainingConfig) -> Interface:
-    """Make one copy of the environment, look at it, and close it.
+    """Make one copy of the environment, reset it, and close it.
 
     Raises:
         ConfigError: there is no such environment, or it is of a kind that is not supported.
@@ -47,13 +48,19 @@ def find_interface(config: TrainingConfig) -> Interface:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
+        environment.reset()
         return Interface.of(environment)
+    except WrongEnvironmentError as error:
+        raise ConfigError(str(error)) from error
     finally:
         environment.close()
 
 
-def make_model(interface: Interface, model_class: ModelClass | None) -> Model:
+def make_model(interface: Interface, model_class: ModelClass | None, *, lstm: bool = False) -> Model:
     """The user's model, or the default one for such observations.
+
+    Args:
+        lstm: the default one is to have an LSTM.
 
     Raises:
         ConfigError: there is no default model for them, or the user's takes other arguments.
@@ -66,13 +73,13 @@ def make_model(interface: Interface, model_class: ModelClass | None) -> Model:
                 raise  # from inside of it: its author wants to see where
             raise ConfigError(f"the model cannot be made with obs_shape and num_actions: {error}") from error
     try:
-        return default_model(interface.obs_shape, interface.obs_dtype, interface.num_actions)
+        return default_model(interface.obs_shape, interface.obs_dtype, interface.num_actions, lstm=lstm)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
 def restore_algorithm(algorithm: ActorCritic, state: dict[str, Any], config: TrainingConfig) -> None:
-    """Go on from a checkpoint; the learning rate falls to 0 at the end that `config` gives the run now.
+    """Go on from a checkpoint, with the schedules that `config` gives the run now.
 
     Raises:
         ConfigError: the checkpoint is of another model, algorithm or optimizer.
@@ -81,7 +88,14 @@ def restore_algorithm(algorithm: ActorCritic, state: dict[str, Any], config: Tra
         algorithm.load_state_dict(state)
     except ValueError as error:
         raise ConfigError(f"the checkpoint does not fit the run: {error}") from error
-    algorithm.schedule = LinearDecay(config.learning_rate, config.steps if config.anneal_learning_rate else None)
+    set_schedules(algorithm, config)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch: models and environments of users may draw from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
 
 
 def check_device(name: str) -> torch.device:

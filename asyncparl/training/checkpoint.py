@@ -1,6 +1,7 @@
 """Checkpoints of a run: everything that it needs to go on, in one file that is there as a whole or not at all.
 
 checkpoints/checkpoint-000000001280.pt      numbered by agent steps; the two newest are kept
+checkpoints/best.pt                         the one that played best so far; its score is in it
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from asyncparl.rl.checkpoint import read_checkpoint, write_checkpoint
 from asyncparl.training.errors import RunFolderError
 
 NUM_KEPT = 2
+BEST_NAME = "best.pt"
 _NAME = re.compile(r"checkpoint-(\d+)\.pt")
 
 
@@ -33,12 +36,25 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Why a checkpoint is the best. Scores of different kinds are not compared."""
+
+    mean_return: float
+    kind: str  # "training": of the last 100 episodes there; "evaluation": of episodes apart from training
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The contents of one file."""
 
     counters: Counters
     algorithm: dict[str, Any]
     random_state: dict[str, Any]
+    score: Score | None = None  # of the best one only
+
+    def model_weights(self) -> dict[str, NDArray[Any]]:
+        """A copy of the model's weights, by name."""
+        return {name: tensor.cpu().numpy().copy() for name, tensor in self.algorithm["model"].items()}
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> Path:
@@ -48,15 +64,32 @@ def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> Path:
         OSError: no space, or the folder is gone. Earlier checkpoints are still there then.
     """
     path = folder / f"checkpoint-{checkpoint.counters.agent_steps:012d}.pt"
+    _write(checkpoint, path)
+    for old in list_checkpoints(folder)[:-NUM_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def save_best(checkpoint: Checkpoint, score: Score, folder: Path) -> Path:
+    """Put a checkpoint, with its score, in the place of the best one. Blocks: call it from a thread.
+
+    Raises:
+        OSError: no space, or the folder is gone. The best one so far is still there then.
+    """
+    path = folder / BEST_NAME
+    _write(dataclasses.replace(checkpoint, score=score), path)
+    return path
+
+
+def _write(checkpoint: Checkpoint, path: Path) -> None:
     contents = {
         "counters": dataclasses.asdict(checkpoint.counters),
         "algorithm": _to_cpu(checkpoint.algorithm),
         "random_state": checkpoint.random_state,
     }
+    if checkpoint.score is not None:
+        contents["score"] = dataclasses.asdict(checkpoint.score)
     write_checkpoint(path, contents)
-    for old in list_checkpoints(folder)[:-NUM_KEPT]:
-        old.unlink(missing_ok=True)
-    return path
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -76,13 +109,13 @@ def load_latest(folder: Path, *, warn: Callable[[str], None]) -> Checkpoint:
     """
     paths = list_checkpoints(folder) if folder.is_dir() else []
     if not paths:
-        raise RunFolderError(f"there is no checkpoint in {folder}: the run cannot be resumed")
+        raise RunFolderError(f"there is no checkpoint in {folder} to go on from")
     for path in reversed(paths):
         try:
             return load_checkpoint(path)
         except RunFolderError as error:
             warn(str(error))
-    raise RunFolderError(f"no checkpoint in {folder} can be read: the run cannot be resumed")
+    raise RunFolderError(f"no checkpoint in {folder} can be read")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -93,7 +126,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     try:
         contents = read_checkpoint(path)
-        return Checkpoint(Counters(**contents["counters"]), contents["algorithm"], contents["random_state"])
+        score = Score(**contents["score"]) if "score" in contents else None
+        return Checkpoint(Counters(**contents["counters"]), contents["algorithm"], contents["random_state"], score)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise RunFolderError(f"checkpoint {path} cannot be read: {str(error).splitlines()[0]}") from error
 

@@ -58,9 +58,12 @@ class TrainingConfig:
         algorithm: "impala", "a2c" or "ga3c".
         env_options: how it is preprocessed; None: as `EnvironmentOptions` says.
         model: "module:Class" of the network; None: the default one for such observations.
+        lstm: the default network has an LSTM, so that the policy remembers what it saw earlier in the episode.
         steps: agent steps to learn from, before the run ends.
         seed: of everything that is drawn. No two sub-environments of a run are seeded alike. Not a promise of equal
-            runs: which weights an actor has when depends on timing.
+            runs: which weights an actor has when depends on timing, unless the run is repeatable.
+        repeatable: actors and learner take turns, so that two runs with the same settings have the same weights bit
+            for bit; see `turns.py`. Slower, and only on this machine, with one learner thread and one predictor.
         num_actors: processes that play.
         envs_per_actor: sub-environments that each plays at once. In GA3C an actor plays them in two halves: one takes
             its step while the actions of the other are on their way.
@@ -68,10 +71,13 @@ class TrainingConfig:
         batch_size: columns of a training batch, each one unroll of one sub-environment. In A2C always
             num_actors * envs_per_actor.
         num_batches: batches in memory. One fills while the others are with the learner; each more adds policy lag.
-        learning_rate: at the start. anneal_learning_rate: linearly to 0 at the last step. The paper did, over 200
-            million frames; over a run of an hour on two cores it only slows the learning down.
+        learning_rate: at the start. anneal_learning_rate: linearly to final_learning_rate at the last step. The paper
+            did, over 200 million frames; over a run of an hour on two cores it only slows the learning down.
+            final_learning_rate: None: 0.
         optimizer: see `asyncparl.algorithms.optimizers`. rms_epsilon: of the two kinds of RMSProp.
-        entropy_cost: weight of the entropy bonus. value_cost: weight of the value loss.
+        entropy_cost: weight of the entropy bonus; final_entropy_cost: linearly to this at the last step; None: it is
+            constant. schedule_steps: agent steps after which both have come to their ends; None: `steps`.
+        value_cost: weight of the value loss.
         discount: gamma. lambda_: of V-trace in IMPALA, of GAE in A2C and GA3C.
         max_grad_norm: gradients, of sums over a batch, are clipped to this norm; infinite: they are not.
         normalise_advantages: A2C and GA3C: see `asyncparl.algorithms.A2C`.
@@ -82,6 +88,8 @@ class TrainingConfig:
         device: where the learner computes, as torch names it; GA3C's predictors too.
         precision: of the network's trunk, in the learner and wherever actions are chosen.
         learner_threads: CPU threads of the learner.
+        evaluate_every: agent steps between evaluations, which play whole games apart from training; None: there are
+            none. evaluation_episodes: how many episodes each of them plays.
         checkpoint_interval_s: seconds between two checkpoints.
         report_interval_s: seconds between two rows of progress.csv.
         max_actor_restarts: how often one actor may die before its place stays empty. That its machine went is no death.
@@ -92,8 +100,10 @@ class TrainingConfig:
     algorithm: AlgorithmName = "impala"
     env_options: EnvironmentOptions | None = None
     model: str | None = None
+    lstm: bool = False
     steps: int = 10_000_000
     seed: int = 1
+    repeatable: bool = False
     num_actors: int = 2
     envs_per_actor: int = _BY_ALGORITHM
     unroll_length: int = _BY_ALGORITHM
@@ -102,8 +112,11 @@ class TrainingConfig:
     optimizer: Optimizer = _BY_ALGORITHM
     learning_rate: float = _BY_ALGORITHM
     anneal_learning_rate: bool = _BY_ALGORITHM
+    final_learning_rate: float | None = None
     rms_epsilon: float = _BY_ALGORITHM
     entropy_cost: float = _BY_ALGORITHM
+    final_entropy_cost: float | None = None
+    schedule_steps: int | None = None
     value_cost: float = _BY_ALGORITHM
     discount: float = _BY_ALGORITHM
     lambda_: float = _BY_ALGORITHM
@@ -115,6 +128,8 @@ class TrainingConfig:
     device: str = "cpu"
     precision: Precision = "fp32"
     learner_threads: int = 1
+    evaluate_every: int | None = None
+    evaluation_episodes: int = 16
     checkpoint_interval_s: float = 300.0
     report_interval_s: float = 10.0
     max_actor_restarts: int = 3
@@ -160,8 +175,13 @@ class TrainingConfig:
         defaults = DEFAULTS[algorithm]
         machine = _machine_defaults(given.get("device"))
         threads = defaults.threads(usable_cpus(), machine["device"] == "cpu")
-        chosen = {} if preset == "ours" else defaults.presets[preset]  # ours the machine may overrule
-        config = cls(env=env, algorithm=algorithm, **(machine | threads | dict(chosen) | given))
+        chosen = {} if preset == "ours" else dict(defaults.presets[preset])  # ours the machine may overrule
+        if "final_learning_rate" in given:
+            chosen["anneal_learning_rate"] = True
+        if given.get("repeatable"):
+            threads = dict.fromkeys(threads, 1)
+            chosen |= {name: 1 for name in threads if name != "num_actors"}
+        config = cls(env=env, algorithm=algorithm, **(machine | threads | chosen | given))
         if "rms_epsilon" in given and config.optimizer == "adam":
             raise ConfigError("rms_epsilon is only for RMSProp, and the optimizer is adam")
         return config
@@ -263,9 +283,11 @@ def _wrong_values(config: TrainingConfig) -> Iterator[str]:
 
 _AT_LEAST_1 = (
     "steps", "num_actors", "envs_per_actor", "unroll_length", "batch_size", "learner_threads", "num_predictors",
-    "prediction_batch_size",
+    "prediction_batch_size", "evaluate_every", "evaluation_episodes", "schedule_steps",
 )  # fmt: skip
-_AT_LEAST_0 = ("seed", "max_actor_restarts", "entropy_cost", "value_cost")
+_AT_LEAST_0 = (
+    "seed", "max_actor_restarts", "entropy_cost", "value_cost", "final_entropy_cost", "final_learning_rate",
+)  # fmt: skip
 _MORE_THAN_0 = ("learning_rate", "max_grad_norm", "rms_epsilon", "checkpoint_interval_s", "report_interval_s")
 
 
@@ -276,7 +298,7 @@ def _below_limit(config: TrainingConfig) -> Iterator[str]:
         if value is not None and value < 1:
             yield f"{name} must be at least 1, not {value}"
     for name in _AT_LEAST_0:
-        if not 0 <= getattr(config, name) < math.inf:
+        if not 0 <= (getattr(config, name) or 0) < math.inf:
             yield f"{name} must be 0 or more, not {getattr(config, name)}"
     for name in _MORE_THAN_0:
         value = getattr(config, name)
@@ -286,12 +308,27 @@ def _below_limit(config: TrainingConfig) -> Iterator[str]:
 
 def _unworkable(config: TrainingConfig) -> Iterator[str]:
     """What does not go together."""
+    if config.lstm and config.model is not None:
+        yield "lstm is for the default networks: a model of one's own has its LSTM inside; see asyncparl.rl.LSTMModel"
     if config.num_batches < 2:
         yield f"num_batches must be at least 2, one to fill and one to learn from, not {config.num_batches}"
     yield from _wrong_batch_size(config)
+    yield from _not_repeatable(config)
+    if config.final_learning_rate is not None and not config.anneal_learning_rate:
+        yield "final_learning_rate is for a learning rate that is annealed: anneal_learning_rate must be true"
     num_cpus = usable_cpus()
     if config.cluster is None and config.num_actors > MAX_ACTORS_PER_CPU * num_cpus:
         yield f"{config.num_actors} actors are too many for {num_cpus} CPUs: at most {MAX_ACTORS_PER_CPU} for each"
+
+
+def _not_repeatable(config: TrainingConfig) -> Iterator[str]:
+    if not config.repeatable:
+        return
+    for name in ("learner_threads", "num_predictors"):
+        if (getattr(config, name) or 1) > 1:
+            yield f"{name} must be 1 in a repeatable run, not {getattr(config, name)}"
+    if config.cluster is not None:
+        yield "a repeatable run plays on this machine: cluster must not be given"
 
 
 def _wrong_batch_size(config: TrainingConfig) -> Iterator[str]:

@@ -12,6 +12,10 @@ class ConfigError(AsyncparlError, ValueError):
     """A setting of the run is wrong: yours. One line for each wrong value."""
 
 
+class WrongEnvironmentError(AsyncparlError, ValueError):
+    """An environment does something else than it declares, or than gymnasium's interface says: its author's fault."""
+
+
 class RunFolderError(AsyncparlError):
     """The run folder cannot be written, holds another run, or what it holds cannot be read."""
 

@@ -198,14 +198,17 @@ class Predicted(Exchange):
         # With the version, because a resumed run is not to draw again what was drawn before.
         seed = ((setup.config.seed << 32) + (setup.newest.version << 8)) % 2**63
         self._predictor = Predictor(setup.config, setup.interface, setup.model_class, seed=seed)
+        self.initial_row = self._predictor.initial_row
+        """[1, S] what the model remembers when an episode begins, for actors; None: it has no memory."""
         self.publish()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self._proxy = asyncparl.expose(self._predictor, max_concurrency=MAX_PREDICTIONS)
+        self.proxy = asyncparl.expose(self._predictor, max_concurrency=MAX_PREDICTIONS)
+        """Of the predictor, for actors."""
         await self._predictor.run(task_status=task_status)
 
     async def play(self, setup: ActorSetup) -> AsyncGenerator[Sample, None]:
-        actor = cast("asyncparl.Proxy", EnvironmentActor(setup, self._proxy))
+        actor = cast("asyncparl.Proxy", EnvironmentActor(setup, self.proxy, self.initial_row))
         async with aclosing(actor.rollouts()) as rollouts:
             async for sample in rollouts:
                 yield sample

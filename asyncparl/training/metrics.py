@@ -171,6 +171,11 @@ class Metrics:
         _forget(self._updates, now - self._window_s)
 
     @property
+    def settled_return(self) -> float | None:
+        """`mean_return`, or None before as many episodes have ended as it is to be the mean of."""
+        return self.mean_return if len(self._episodes) == NUM_EPISODES else None
+
+    @property
     def mean_return(self) -> float:
         """Raw, of the last episodes; NaN before the first one ends."""
         return _mean([episode.return_ for episode in self._episodes])

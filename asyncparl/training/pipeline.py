@@ -31,7 +31,7 @@ from asyncparl.training.learner import Learner, Update
 from asyncparl.training.loop_lag import LoopLag
 from asyncparl.training.metrics import WINDOW_S, Metrics, Report, Situation
 from asyncparl.training.prepare import PreparedRun
-from asyncparl.training.recipes import RECIPES
+from asyncparl.training.recipes import make_exchange
 from asyncparl.training.sampler import Sample
 
 
@@ -58,17 +58,19 @@ class Pipeline:
             num_columns=config.batch_size,
             obs_shape=run.interface.obs_shape,
             obs_dtype=run.interface.obs_dtype,
+            state_size=algorithm.state_size,
             num_batches=config.num_batches,
             pin_memory=config.device.startswith("cuda"),
         )
         self._ages = BatchAges(config.batch_size)
         self._room = trio.lowlevel.ParkingLot()
+        self._learned = trio.lowlevel.ParkingLot()
         self._num_lent = 0  # batches that are complete and not yet learned from
         steps_left = config.steps - algorithm.agent_steps
         self._num_to_submit = -(-steps_left // (config.unroll_length * config.batch_size))
         self._newest = NewestWeights(algorithm.updates, WeightLayout.of(algorithm.model).pack(algorithm.model))
         setup = ExchangeSetup(config, run.interface, run.model_class, self._newest)
-        self._exchange = RECIPES[config.algorithm].exchange(setup)
+        self._exchange = make_exchange(setup)
         self._learner = Learner(
             algorithm, on_update=self._updated, device=config.device, num_threads=config.learner_threads
         )
@@ -83,6 +85,7 @@ class Pipeline:
             for _ in range(config.num_actors)
         ]
         self._actors_at_end: int | None = None
+        self._finished_at: float | None = None
         self.finished = trio.Event()
         """As many steps as were asked for have been learned from."""
 
@@ -109,6 +112,10 @@ class Pipeline:
         """What `report` says of actors stays as it is now: that they are ended is no news."""
         self._actors_at_end = self._num_playing()
 
+    def _now(self) -> float:
+        """The time of this run. It stands still when all is learned, whatever is done after that."""
+        return trio.current_time() if self._finished_at is None else self._finished_at
+
     def _num_playing(self) -> int:
         return sum(feed.has_actor for feed in self._feeds)
 
@@ -126,7 +133,17 @@ class Pipeline:
             actor_restarts=sum(feed.num_restarts for feed in self._feeds),
             loop_lag_ms=self._loop_lag.longest_ms(),
         )
-        return self._metrics.report(situation, now=trio.current_time())
+        return self._metrics.report(situation, now=self._now())
+
+    @property
+    def settled_return(self) -> float | None:
+        """Mean raw return of the last 100 episodes; None before there are as many."""
+        return self._metrics.settled_return
+
+    async def wait_for_steps(self, agent_steps: int) -> None:
+        """Until so many have been learned from since the run began."""
+        while self._agent_steps < agent_steps:
+            await self._learned.park()
 
     def counters(self) -> Counters:
         """How far the run has come, earlier processes included."""
@@ -134,7 +151,7 @@ class Pipeline:
             agent_steps=self._agent_steps,
             updates=self._updates,
             episodes=self._before.episodes + self._metrics.num_episodes,
-            elapsed_s=self._before.elapsed_s + trio.current_time() - self._started_at,
+            elapsed_s=self._before.elapsed_s + self._now() - self._started_at,
             environments_started=self._environments_started,
         )
 
@@ -172,6 +189,8 @@ class Pipeline:
 
     async def _take(self, sample: Sample) -> None:
         """Copy a rollout into a batch; waits for room."""
+        if self.finished.is_set():
+            await trio.sleep_forever()  # no figure changes any more
         rollout, record = sample
         arrived = trio.current_time()
         self._metrics.rollout_arrived(
@@ -207,5 +226,7 @@ class Pipeline:
             age_s=self._ages.learned(update.batch.slot, now=trio.current_time()),
         )
         self._metrics.losses = update.losses
+        self._learned.unpark_all()
         if self._agent_steps >= self._run.config.steps:
+            self._finished_at = trio.current_time()
             self.finished.set()

@@ -30,8 +30,8 @@ from asyncparl.training.config import TrainingConfig
 from asyncparl.training.errors import TrainingError
 from asyncparl.training.sampler import ActorCriticPolicy
 
-Prediction = tuple[NDArray[np.int64], NDArray[np.float32], int]
-"""Actions [N], their log-probabilities [N], and the version of the weights that chose them."""
+Prediction = tuple[NDArray[np.int64], NDArray[np.float32], int, NDArray[np.float32] | None]
+"""Actions [N], their log-probabilities [N], the version of the weights that chose them, and the next state [N, S]."""
 
 CLOSE_LIMIT_S = 30.0
 
@@ -41,6 +41,7 @@ class _Request:
     """Somebody waits for actions."""
 
     obs: NDArray[Any]  # [N, *obs_shape]
+    state: NDArray[Any] | None  # [N, S] of a model with a memory
     answered: trio.Event = field(default_factory=trio.Event)
     prediction: Prediction | None = None
 
@@ -59,11 +60,15 @@ class Predictor:
     ) -> None:
         assert config.num_predictors is not None and config.prediction_batch_size is not None
         self._max_batch = config.prediction_batch_size
-        self._models = [make_model(interface, model_class).to(config.device) for _ in range(config.num_predictors)]
+        self._models = [
+            make_model(interface, model_class, lstm=config.lstm).to(config.device) for _ in range(config.num_predictors)
+        ]
         self._policies = [
             ActorCriticPolicy(model, precision=config.precision, seed=seed + number)
             for number, model in enumerate(self._models)
         ]
+        self.initial_row = self._policies[0].initial_state(1)
+        """[1, S] what the model remembers when an episode begins; None: it has no memory."""
         self._layout = WeightLayout.of(self._models[0])
         self._newest: tuple[int, NDArray[np.uint8]] | None = None  # replaced as a whole: threads read it without a lock
         self._requests: deque[_Request] = deque()
@@ -79,9 +84,9 @@ class Predictor:
         """Predict with these from the next batch on. Before `run`, too."""
         self._newest = (version, packed)
 
-    async def predict(self, obs: NDArray[Any]) -> Prediction:
-        """Actions for observations [N, *obs_shape]."""
-        request = _Request(obs)
+    async def predict(self, obs: NDArray[Any], state: NDArray[Any] | None = None) -> Prediction:
+        """Actions for observations [N, *obs_shape], with the states [N, S] of a model that has a memory."""
+        request = _Request(obs, state)
         with self._news:
             self._requests.append(request)
             self._news.notify()
@@ -159,12 +164,22 @@ class Predictor:
             return taken
 
     def _answer(self, requests: list[_Request], policy: ActorCriticPolicy, version: int) -> None:
-        obs = requests[0].obs if len(requests) == 1 else np.concatenate([request.obs for request in requests])
-        actions, log_probs = policy(obs)
+        obs = _joined([request.obs for request in requests])
+        states = [request.state for request in requests if request.state is not None]
+        next_state: NDArray[np.float32] | None = None
+        if states:
+            actions, log_probs, next_state = policy(obs, _joined(states))
+        else:
+            actions, log_probs = policy(obs)
         start = 0
         for request in requests:
             part = slice(start, start + len(request.obs))
-            request.prediction = (actions[part], log_probs[part], version)
+            request.prediction = (
+                actions[part],
+                log_probs[part],
+                version,
+                None if next_state is None else next_state[part],
+            )
             start = part.stop
         self._call_soon(lambda: [request.answered.set() for request in requests])
 
@@ -178,3 +193,8 @@ class Predictor:
             self._loop.run_sync_soon(function)
         except trio.RunFinishedError:
             pass  # the owner gave up on us
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """One below the other; without a copy if it is only one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from asyncparl.algorithms import ActorCritic
+from asyncparl.rl import Model
 from asyncparl.rl.checkpoint import set_random_state
 from asyncparl.training.build import (
     Interface,
@@ -21,10 +19,13 @@ from asyncparl.training.build import (
     import_model,
     make_model,
     restore_algorithm,
+    seed_generators,
 )
+from asyncparl.training.check_model import check_model
 from asyncparl.training.checkpoint import Counters, load_latest
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.errors import ConfigError
+from asyncparl.training.evaluation import Evaluation
 from asyncparl.training.metrics import Report
 from asyncparl.training.recipes import make_algorithm
 from asyncparl.training.run_folder import RunFolder, default_run_dir
@@ -32,7 +33,8 @@ from asyncparl.training.run_folder import RunFolder, default_run_dir
 CHANGEABLE = frozenset(
     {
         "steps", "num_actors", "cluster", "device", "precision", "learner_threads", "num_batches", "max_actor_restarts",
-        "checkpoint_interval_s", "report_interval_s", "num_predictors", "prediction_batch_size",
+        "checkpoint_interval_s", "report_interval_s", "num_predictors", "prediction_batch_size", "repeatable",
+        "evaluate_every", "evaluation_episodes", "schedule_steps",
     }
 )  # fmt: skip
 """Settings that may differ when a run is resumed; the others would make it another run."""
@@ -59,11 +61,11 @@ def prepare_new_run(config: TrainingConfig, *, run_dir: Path | None, model: Mode
     model_class, config = _choose_model(config, model)
     interface = find_interface(config)
     device = check_device(config.device)
-    _seed_generators(config.seed)
-    algorithm = make_algorithm(make_model(interface, model_class).to(device), config)
+    seed_generators(config.seed)
+    algorithm = make_algorithm(_checked_model(interface, model_class, config).to(device), config)
     folder = RunFolder.create(run_dir or default_run_dir(config.algorithm, config.env, config.seed))
     folder.write_config(config.to_json())
-    folder.start_reports(Report.columns(), step_column="agent_steps")
+    _start_tables(folder, config, from_step=None)
     return PreparedRun(config, folder, interface, model_class, algorithm, Counters())
 
 
@@ -91,12 +93,18 @@ def prepare_resumed_run(
         raise ConfigError(f"{done}: there is nothing to resume, unless steps is set higher")
     interface = find_interface(config)
     device = check_device(config.device)
-    algorithm = make_algorithm(make_model(interface, model_class).to(device), config)
+    algorithm = make_algorithm(_checked_model(interface, model_class, config).to(device), config)
     restore_algorithm(algorithm, checkpoint.algorithm, config)
     set_random_state(checkpoint.random_state)
-    folder.start_reports(Report.columns(), step_column="agent_steps", from_step=checkpoint.counters.agent_steps)
+    _start_tables(folder, config, from_step=checkpoint.counters.agent_steps)
     folder.write_config(config.to_json())
     return PreparedRun(config, folder, interface, model_class, algorithm, checkpoint.counters)
+
+
+def _start_tables(folder: RunFolder, config: TrainingConfig, *, from_step: int | None) -> None:
+    folder.start_reports(Report.columns(), from_step=from_step)
+    if config.evaluate_every is not None:
+        folder.start_evaluations(Evaluation.columns(), from_step=from_step)
 
 
 def change_config(config: TrainingConfig, changes: dict[str, Any]) -> TrainingConfig:
@@ -114,11 +122,21 @@ def change_config(config: TrainingConfig, changes: dict[str, Any]) -> TrainingCo
 def _choose_model(config: TrainingConfig, model: ModelClass | None) -> tuple[ModelClass | None, TrainingConfig]:
     """The class to use, and settings that name it."""
     if model is not None:
-        return model, config.replace(model=f"{model.__module__}:{getattr(model, '__qualname__', model)}")
+        return model, config.replace(model=_model_name(model))
     return (None if config.model is None else import_model(config.model)), config
 
 
-def _seed_generators(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - models of users may draw from it
-    torch.manual_seed(seed)
+def _checked_model(interface: Interface, model_class: ModelClass | None, config: TrainingConfig) -> Model:
+    model = make_model(interface, model_class, lstm=config.lstm)
+    check_model(model, interface)
+    return model
+
+
+def _model_name(model: ModelClass) -> str:
+    """As "module:Class", by which others can import it. A script is a module too."""
+    module = model.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else module if file is None else Path(file).stem
+    return f"{module}:{getattr(model, '__qualname__', model)}"

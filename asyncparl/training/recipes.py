@@ -6,6 +6,8 @@
 | a2c       | `A2C`       | `Rounds`                    | `presets.py`, which |
 | ga3c      | `GA3C`      | `Predicted`                 | need no torch       |
 
+In a repeatable run actors and learner take turns instead; see `turns.py`.
+
 Everything else in this package is the same for all of them.
 """
 
@@ -20,6 +22,8 @@ from asyncparl.rl import Model
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.exchange import Exchange, ExchangeSetup, Predicted, Rounds, Streams
 from asyncparl.training.presets import AlgorithmName
+from asyncparl.training.schedules import set_schedules
+from asyncparl.training.turns import PredictedTurns, RolloutTurns
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,20 @@ class Recipe:
 
     make_algorithm: Callable[[Model, TrainingConfig], ActorCritic]
     exchange: Callable[[ExchangeSetup], Exchange]
+    repeatable_exchange: Callable[[ExchangeSetup], Exchange]
 
 
 def make_algorithm(model: Model, config: TrainingConfig) -> ActorCritic:
     """The algorithm that the settings name, on the device of the model."""
-    return RECIPES[config.algorithm].make_algorithm(model, config)
+    algorithm = RECIPES[config.algorithm].make_algorithm(model, config)
+    set_schedules(algorithm, config)
+    return algorithm
+
+
+def make_exchange(setup: ExchangeSetup) -> Exchange:
+    """How actors and learner work together in the run that the settings describe."""
+    recipe = RECIPES[setup.config.algorithm]
+    return recipe.repeatable_exchange(setup) if setup.config.repeatable else recipe.exchange(setup)
 
 
 def _impala(model: Model, config: TrainingConfig) -> IMPALA:
@@ -57,7 +70,6 @@ def _common(config: TrainingConfig) -> dict[str, Any]:
         "entropy_cost": config.entropy_cost,
         "optimizer": config.optimizer,
         "learning_rate": config.learning_rate,
-        "decay_steps": config.steps if config.anneal_learning_rate else None,
         "rms_epsilon": config.rms_epsilon,
         "max_grad_norm": config.max_grad_norm,
         "precision": config.precision,
@@ -65,7 +77,7 @@ def _common(config: TrainingConfig) -> dict[str, Any]:
 
 
 RECIPES: Mapping[AlgorithmName, Recipe] = {
-    "impala": Recipe(_impala, Streams),
-    "a2c": Recipe(_a2c, Rounds),
-    "ga3c": Recipe(_ga3c, Predicted),
+    "impala": Recipe(_impala, Streams, RolloutTurns),
+    "a2c": Recipe(_a2c, Rounds, RolloutTurns),
+    "ga3c": Recipe(_ga3c, Predicted, PredictedTurns),
 }

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
 import asyncparl
+from asyncparl.training.best import BestCheckpoint
 from asyncparl.training.build import ModelClass
 from asyncparl.training.checkpoint import Checkpoint, save_checkpoint
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.display import Display, SilentDisplay
-from asyncparl.training.errors import RunFolderError, unwrapped_errors
+from asyncparl.training.errors import RunFolderError, TrainingError, unwrapped_errors
 from asyncparl.training.metrics import Report, monitor_values
+from asyncparl.training.periodic import PeriodicEvaluation
 from asyncparl.training.pipeline import Pipeline
 from asyncparl.training.prepare import PreparedRun, prepare_new_run, prepare_resumed_run
+from asyncparl.training.turns import deterministic_torch
 
 SHOW_INTERVAL_S = 0.5
-_PRELOAD = ("torch", "numpy", "gymnasium", "asyncparl.training.actor")
+BEST_INTERVAL_S = 10.0
+_PRELOAD = ("torch", "numpy", "gymnasium", "asyncparl.training.actor", "asyncparl.training.evaluation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class TrainingResult:
 
     run_dir: Path
     checkpoint: Path | None  # the last one; None if the run learned nothing
+    best_checkpoint: Path | None  # the one that played best; None if there were too few episodes to tell
     report: Report  # the last figures
     stop_reason: str | None  # None: all steps are done
 
@@ -124,8 +131,10 @@ class Trainer:
             Exception: what the code of environment or model raised.
         """
         display = display or SilentDisplay()
-        with display, unwrapped_errors():
+        with display, unwrapped_errors(), self._arithmetic():
             pipeline = Pipeline(self._run, say=display.say)
+            kind = "training" if self.config.evaluate_every is None else "evaluation"
+            self._best = BestCheckpoint(self._run.folder.checkpoints, kind, say=display.say)
             try:
                 async with asyncparl.connect(self.config.cluster, preload=_PRELOAD, monitor=monitor) as self._cluster:
                     self._tell_monitors(pipeline.report())
@@ -133,21 +142,31 @@ class Trainer:
             finally:
                 with trio.CancelScope(shield=True):
                     await self._finish(pipeline, display)
-        return TrainingResult(self.run_dir, self._last_saved, pipeline.report(), self._stop_reason)
+        best = self._best.path if self._best.path.exists() else None
+        return TrainingResult(self.run_dir, self._last_saved, best, pipeline.report(), self._stop_reason)
+
+    def _arithmetic(self) -> AbstractContextManager[None]:
+        return deterministic_torch(self.config.device) if self.config.repeatable else nullcontext()
 
     async def _train(self, pipeline: Pipeline, display: Display) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(pipeline.run)
             nursery.start_soon(self._report_regularly, pipeline, display)
             nursery.start_soon(self._save_regularly, pipeline, display)
-            nursery.start_soon(self._stop_when_finished, pipeline)
+            if self.config.evaluate_every is None:
+                nursery.start_soon(self._keep_best_regularly, pipeline)
+                nursery.start_soon(self._stop_when, pipeline.finished)
+            else:
+                evaluation = PeriodicEvaluation(self._run, self._best, say=display.say)
+                nursery.start_soon(evaluation.run, pipeline.wait_for_steps, partial(self._checkpoint, pipeline))
+                nursery.start_soon(self._stop_when, evaluation.ended)
             await self._stopping.wait()
             pipeline.about_to_end()
             self._tell_monitors(pipeline.report())
             nursery.cancel_scope.cancel()
 
-    async def _stop_when_finished(self, pipeline: Pipeline) -> None:
-        await pipeline.finished.wait()
+    async def _stop_when(self, event: trio.Event) -> None:
+        await event.wait()
         self._stopping.set()
 
     async def _report_regularly(self, pipeline: Pipeline, display: Display) -> None:
@@ -163,9 +182,23 @@ class Trainer:
             await trio.sleep(self.config.checkpoint_interval_s)
             if pipeline.counters().updates > self._saved_updates:
                 try:
-                    await self._save(await pipeline.checkpoint())
+                    await self._save(await self._checkpoint(pipeline))
                 except OSError as error:  # a full disk may have room again later
                     display.say(f"the checkpoint could not be written: {error}")
+
+    async def _keep_best_regularly(self, pipeline: Pipeline) -> None:
+        while True:
+            await trio.sleep(BEST_INTERVAL_S)
+            mean_return = pipeline.settled_return
+            if mean_return is not None and self._best.is_beaten_by(mean_return):
+                await self._best.offer(await self._checkpoint(pipeline), mean_return)
+
+    @staticmethod
+    async def _checkpoint(pipeline: Pipeline) -> Checkpoint:
+        try:
+            return await pipeline.checkpoint()
+        except TrainingError:  # the learner has ended, and the pipeline is about to say why
+            await trio.sleep_forever()
 
     async def _save(self, checkpoint: Checkpoint) -> None:
         # In a thread: writing and syncing take as long as the disk pleases.
@@ -179,6 +212,9 @@ class Trainer:
             last = pipeline.last_checkpoint()
             if last is not None:
                 await self._save(last)
+                mean_return = pipeline.settled_return
+                if mean_return is not None and self.config.evaluate_every is None:
+                    await self._best.offer(last, mean_return)
         except OSError as error:
             raise RunFolderError(f"the last checkpoint could not be written: {error}") from error
         finally:

@@ -8,7 +8,9 @@ with knobs to break things; `conformance/` has the checks that any transport mus
 from __future__ import annotations
 
 import socket
+import sys
 
+from asyncparl.errors import ResourceError
 from asyncparl.transport.addresses import MemoryAddress, parse_dialable
 from asyncparl.transport.addresses import (
     parse_address as parse_address,
@@ -48,6 +50,19 @@ from asyncparl.transport.credentials import (
 )
 
 
+def check_process() -> None:
+    """Refuse a process that can never have channels to others, before anything is started that needs some.
+
+    Raises:
+        ResourceError: it is a fork of one that has opened channels.
+    """
+    if (nng := sys.modules.get("asyncparl.transport.nng")) is not None:  # otherwise there are none yet
+        try:
+            nng.library.check_process()
+        except RuntimeError as error:
+            raise ResourceError(f"{error}. Start it anew instead; `multiprocessing` calls that spawn") from None
+
+
 async def dial(
     address: str,
     *,
@@ -57,6 +72,7 @@ async def dial(
     tunnel: Tunnel | None = None,
     may_stall: bool = False,
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    shared_bytes: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Channel:
     """Connect to the listener at `address`. One attempt; whoever wants more of them repeats it.
@@ -72,6 +88,8 @@ async def dial(
             system takes it for lost; if so, the system may notice only after a quarter of an hour that a machine has
             vanished.
         max_message_bytes: largest message to send or receive; the smaller limit of both sides counts.
+        shared_bytes: how much memory each side can lend the other in `Channel.arena`, a multiple of the page size; 0:
+            none. Takes effect only where both are on one host: over `memory`, and over `ipc` without encryption.
         timeout_s: how long to wait for the listener to let us in.
 
     Raises:
@@ -96,6 +114,7 @@ async def dial(
             route=route,
             encrypt=encrypt,
             max_message_bytes=max_message_bytes,
+            shared_bytes=shared_bytes,
             timeout_s=timeout_s,
         )
     from asyncparl.transport.endpoints import dial_socket
@@ -108,6 +127,7 @@ async def dial(
         tunnel=tunnel,
         may_stall=may_stall,
         max_message_bytes=max_message_bytes,
+        shared_bytes=shared_bytes,
         timeout_s=timeout_s,
     )
 

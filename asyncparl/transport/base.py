@@ -27,11 +27,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import trio
 
 from asyncparl.transport.credentials import Admission
+
+if TYPE_CHECKING:
+    from asyncparl.transport.arena import Arena
 
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 30
 DEFAULT_TIMEOUT_S = 5.0
@@ -57,6 +60,9 @@ class Channel(ABC):
 
     max_message_bytes: int
     """The largest message that may be sent: the smaller one of both sides' limits."""
+
+    arena: Arena | None = None
+    """Memory that the peer sees as well, if it could map it, which it has to say. Closed together with the channel."""
 
     @abstractmethod
     def send_nowait(self, parts: Sequence[Part]) -> None:

@@ -42,6 +42,8 @@ class Admission(NamedTuple):
     max_receive_bytes: int
     session_key: bytes
     encrypt: bool
+    shares_memory: bool = False
+    """The dialer has sent memory for an arena; it is the next to be read from the socket."""
 
     def __repr__(self) -> str:
         return f"Admission({self.max_send_bytes}, {self.max_receive_bytes}, encrypt={self.encrypt})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
 import warnings
@@ -13,11 +14,13 @@ import trio
 
 from asyncparl.errors import AuthenticationError
 from asyncparl.transport.addresses import IpcAddress, TcpAddress, parse_dialable
+from asyncparl.transport.arena import Arena
 from asyncparl.transport.base import DEFAULT_MAX_MESSAGE_BYTES, Channel, Listener, Visitor
 from asyncparl.transport.credentials import Admission, Credentials, KeyRing, Tunnel, check_dialing
-from asyncparl.transport.greeting import Guest, Reception, greet_listener, send
+from asyncparl.transport.greeting import Guest, Reception, greet_listener, send, take_memory
 from asyncparl.transport.handshake import COME_IN, NONCE_BYTES, DialerHandshake, UntrustedPeer, pack_refusal
 from asyncparl.transport.nng import NngChannel, library
+from asyncparl.transport.sharing import offer_memory, open_arena, take_arena
 from asyncparl.transport.sockets import SocketFile, allow_stalls, bind, connect
 from asyncparl.transport.tls import TlsPump
 
@@ -127,8 +130,9 @@ def open_admitted(connection: socket.socket, admission: Admission) -> Channel:
     try:
         library.prepare()
         connection.setblocking(False)
+        arena = take_arena(take_memory(connection)) if admission.shares_memory else None
         if not admission.encrypt:
-            return _open_plain(connection, admission)
+            return _open_plain(connection, admission, arena)
         return _open_encrypted(TlsPump.for_listener(connection, admission.session_key), admission)
     except BaseException:
         connection.close()
@@ -143,21 +147,32 @@ async def dial_socket(
     encrypt: bool,
     tunnel: Tunnel | None,
     max_message_bytes: int,
+    shared_bytes: int,
     may_stall: bool,
     timeout_s: float,
 ) -> NngChannel:
     """See `asyncparl.transport.dial`."""
     library.prepare()
-    handshake = _new_handshake(credentials, route, encrypt=encrypt, max_message_bytes=max_message_bytes)
-    with _time_limit(timeout_s, address):
-        connection = await (connect(address) if tunnel is None else _reach_through(tunnel))
-        channel = await _greet_and_open(connection, handshake, str(address), may_stall=may_stall)
-        try:
-            if not await channel.wait_connected():
-                raise ConnectionAbortedError(errno.ECONNABORTED, f"the listener at {address} hung up at once")
-        except BaseException:
-            channel.close()
-            raise
+    can_share = shared_bytes and isinstance(address, IpcAddress) and tunnel is None and not encrypt
+    memory_fd = offer_memory(shared_bytes) if can_share else None
+    try:
+        handshake = _new_handshake(
+            credentials, route, encrypt=encrypt, share=memory_fd is not None, max_message_bytes=max_message_bytes
+        )
+        with _time_limit(timeout_s, address):
+            connection = await (connect(address) if tunnel is None else _reach_through(tunnel))
+            channel = await _greet_and_open(
+                connection, handshake, str(address), may_stall=may_stall, memory_fd=memory_fd
+            )
+            try:
+                if not await channel.wait_connected():
+                    raise ConnectionAbortedError(errno.ECONNABORTED, f"the listener at {address} hung up at once")
+            except BaseException:
+                channel.close()
+                raise
+    finally:
+        if memory_fd is not None:
+            os.close(memory_fd)
     return channel
 
 
@@ -172,7 +187,7 @@ async def open_tunnel_socket(
 async def _reach_through(tunnel: Tunnel) -> socket.socket:
     """A connection with whatever is at the other end of the tunnel, where the handshake happens once more."""
     handshake = _new_handshake(
-        tunnel.credentials, tunnel.route, encrypt=False, max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES
+        tunnel.credentials, tunnel.route, encrypt=False, share=False, max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES
     )
     connection = await connect(parse_dialable(tunnel.address))
     try:
@@ -184,28 +199,31 @@ async def _reach_through(tunnel: Tunnel) -> socket.socket:
 
 
 def _new_handshake(
-    credentials: Credentials | None, route: str, *, encrypt: bool, max_message_bytes: int
+    credentials: Credentials | None, route: str, *, encrypt: bool, share: bool, max_message_bytes: int
 ) -> DialerHandshake:
     check_dialing(credentials, route)
     return DialerHandshake(
         credentials,
         max_message_bytes=max_message_bytes,
         encrypt=encrypt,
+        share=share,
         route=route,
         nonce=secrets.token_bytes(NONCE_BYTES),
     )
 
 
 async def _greet_and_open(
-    connection: socket.socket, handshake: DialerHandshake, address: str, *, may_stall: bool
+    connection: socket.socket, handshake: DialerHandshake, address: str, *, may_stall: bool, memory_fd: int | None
 ) -> NngChannel:
     """A channel that NNG may still be setting up. Takes ownership of the connection."""
     try:
         if may_stall:
             allow_stalls(connection)
-        admission = await greet_listener(connection, handshake, address)
+        admission = await greet_listener(connection, handshake, address, memory_fd=memory_fd)
         if not admission.encrypt:
-            return _open_plain(connection, admission)
+            if memory_fd is None or not admission.shares_memory:
+                return _open_plain(connection, admission, None)
+            return _open_plain(connection, admission, open_arena(memory_fd, is_dialer=True))
         pump = TlsPump.for_dialer(connection, admission.session_key)
         await pump.shake_hands()
         return _open_encrypted(pump, admission)
@@ -228,9 +246,12 @@ def _time_limit(timeout_s: float, address: IpcAddress | TcpAddress) -> Iterator[
         raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from {address}") from None
 
 
-def _open_plain(connection: socket.socket, admission: Admission) -> NngChannel:
+def _open_plain(connection: socket.socket, admission: Admission, arena: Arena | None) -> NngChannel:
     return NngChannel(
-        connection, max_send_bytes=admission.max_send_bytes, max_receive_bytes=admission.max_receive_bytes
+        connection,
+        max_send_bytes=admission.max_send_bytes,
+        max_receive_bytes=admission.max_receive_bytes,
+        arena=arena,
     )
 
 

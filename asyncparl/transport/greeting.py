@@ -21,6 +21,7 @@ from asyncparl.transport.credentials import KEY_BYTES, Admission, DialRefused, K
 from asyncparl.transport.handshake import (
     COME_IN,
     MAGIC_BYTES,
+    MEMORY,
     NONCE_BYTES,
     REPLY_BYTES,
     DialerHandshake,
@@ -38,8 +39,13 @@ GREETING_TIMEOUT_S = 10.0  # for all of it, however many steps it takes
 MAX_UNGREETED = 256  # connections that have not proved themselves yet; the oldest gives way to the next
 
 
-async def greet_listener(connection: socket.socket, handshake: DialerHandshake, address: str) -> Admission:
+async def greet_listener(
+    connection: socket.socket, handshake: DialerHandshake, address: str, *, memory_fd: int | None = None
+) -> Admission:
     """The dialer's part, until the listener says that we may come in. Returns what both have agreed on.
+
+    Args:
+        memory_fd: what the handshake offers to share.
 
     Raises:
         AuthenticationError: the listener does not have our key.
@@ -53,6 +59,9 @@ async def greet_listener(connection: socket.socket, handshake: DialerHandshake, 
         reply = magic + await _receive_exactly(connection, REPLY_BYTES - MAGIC_BYTES)
         proof, admission = handshake.answer(reply)
         send(connection, proof)
+        if admission.shares_memory:
+            assert memory_fd is not None
+            socket.send_fds(connection, [MEMORY], [memory_fd])
         await _receive_verdict(connection)
         return admission
     except UntrustedPeer as error:
@@ -107,6 +116,23 @@ def send(connection: socket.socket, data: bytes) -> None:
         raise _aborted("no room for a greeting")
 
 
+def _has_memory(connection: socket.socket) -> bool:
+    """Whether it has arrived. It stays in the socket, for whoever opens the channel, perhaps in another process."""
+    try:
+        data = connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    if data != MEMORY:
+        raise _aborted("closed, or something else than memory")
+    return True
+
+
+def take_memory(connection: socket.socket) -> int | None:
+    """The descriptor that `_has_memory` has seen; None: this process may not have another one."""
+    _, fds, _, _ = socket.recv_fds(connection, len(MEMORY), 1, socket.MSG_CMSG_CLOEXEC)
+    return fds[0] if fds else None
+
+
 def _aborted(text: str) -> ConnectionAbortedError:
     return ConnectionAbortedError(errno.ECONNABORTED, text)
 
@@ -130,6 +156,7 @@ class _Stranger:
         self.handshake = ListenerHandshake(
             keys,
             max_message_bytes,
+            may_share=connection.family == socket.AF_UNIX,
             nonce=secrets.token_bytes(NONCE_BYTES),
             decoy=secrets.token_bytes(KEY_BYTES),
         )
@@ -148,6 +175,8 @@ class _Stranger:
             answer = self.handshake.receive(data)
             if answer:
                 send(self.connection, answer)
+        if self.handshake.admission.shares_memory and not _has_memory(self.connection):
+            return None
         assert self.handshake.hello is not None
         return Guest(self.connection, self.host, self.handshake.hello, self.handshake.admission)
 

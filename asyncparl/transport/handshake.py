@@ -4,6 +4,7 @@
       hello: limit, flags, nonce, key id, route  -->
                                              <--  reply: limit, flags, nonce, proof of the listener
       proof of the dialer                        -->
+      (memory: one byte with a descriptor)       -->
                                              <--  verdict: come in, or why not
 
 A proof is an HMAC, under the key, of everything said before it: who changes a bit of hello or reply makes both proofs
@@ -37,15 +38,17 @@ from asyncparl.transport.credentials import (
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 
-_MAGIC = b"\x00aparl\x00\x02"  # the last byte is the version of all that follows on the wire
+_MAGIC = b"\x00aparl\x00\x03"  # the last byte is the version of all that follows on the wire
 _HELLO = struct.Struct("!8sQB16sHH")  # ..., length of the key id, length of the route; then these two
 _REPLY = struct.Struct("!8sQB16s")  # then the proof
 _ENCRYPT = 1  # flag of the hello: TLS follows the verdict
+_SHARE = 2  # flag of both: the dialer has memory to share, and the listener takes it; it follows the proof
 _KEYED = 1  # flag of the reply: this listener has a key ring
 
 MAGIC_BYTES = len(_MAGIC)
 REPLY_BYTES = _REPLY.size + PROOF_BYTES
 COME_IN = b"\x00"
+MEMORY = b"\x01"
 _REFUSED = 1
 
 
@@ -75,10 +78,11 @@ class Hello(NamedTuple):
     nonce: bytes
     key_id: str
     route: str
+    share: bool = False
 
     def pack(self) -> bytes:
         key_id, route = self.key_id.encode(), self.route.encode()
-        flags = _ENCRYPT if self.encrypt else 0
+        flags = (_ENCRYPT if self.encrypt else 0) | (_SHARE if self.share else 0)
         head = _HELLO.pack(_MAGIC, self.max_message_bytes, flags, self.nonce, len(key_id), len(route))
         return head + key_id + route
 
@@ -86,7 +90,7 @@ class Hello(NamedTuple):
     def num_following(head: bytes) -> int:
         """How many bytes the texts have that follow the fixed part."""
         _, limit, flags, _, key_id_bytes, route_bytes = _HELLO.unpack(head)
-        if limit == 0 or flags & ~_ENCRYPT:
+        if limit == 0 or flags & ~(_ENCRYPT | _SHARE):
             raise HandshakeError("not a hello")
         if key_id_bytes > MAX_KEY_ID_BYTES or route_bytes > MAX_ROUTE_BYTES:
             raise HandshakeError("a hello that is too long")
@@ -101,7 +105,7 @@ class Hello(NamedTuple):
             key_id, route = texts[:key_id_bytes].decode(), texts[key_id_bytes:].decode()
         except UnicodeDecodeError:
             raise HandshakeError("a hello that is not UTF-8") from None
-        return cls(limit, bool(flags & _ENCRYPT), nonce, key_id, route)
+        return cls(limit, bool(flags & _ENCRYPT), nonce, key_id, route, bool(flags & _SHARE))
 
 
 def _prove(key: bytes, role: bytes, transcript: bytes) -> bytes:
@@ -117,8 +121,8 @@ def bind_certificate(session_key: bytes, role: bytes, certificate: bytes) -> byt
     return hmac.digest(session_key, b"tls " + role + hashlib.sha256(certificate).digest(), "sha256")
 
 
-def _agree(our_limit: int, their_limit: int, session_key: bytes, *, encrypt: bool) -> Admission:
-    return Admission(min(our_limit, their_limit), our_limit, session_key, encrypt)
+def _agree(our_limit: int, their_limit: int, session_key: bytes, *, encrypt: bool, share: bool) -> Admission:
+    return Admission(min(our_limit, their_limit), our_limit, session_key, encrypt, share)
 
 
 class DialerHandshake:
@@ -129,13 +133,21 @@ class DialerHandshake:
     """
 
     def __init__(
-        self, credentials: Credentials | None, *, max_message_bytes: int, encrypt: bool, route: str, nonce: bytes
+        self,
+        credentials: Credentials | None,
+        *,
+        max_message_bytes: int,
+        encrypt: bool,
+        share: bool = False,
+        route: str,
+        nonce: bytes,
     ) -> None:
         self._key = b"" if credentials is None else credentials.key
         self._has_key = credentials is not None
         key_id = "" if credentials is None else credentials.key_id
-        self.hello = Hello(max_message_bytes, encrypt, nonce, key_id, route).pack()
+        self.hello = Hello(max_message_bytes, encrypt, nonce, key_id, route, share).pack()
         self._encrypt = encrypt
+        self._share = share
         self._max_message_bytes = max_message_bytes
 
     def answer(self, reply: bytes) -> tuple[bytes, Admission]:
@@ -147,16 +159,17 @@ class DialerHandshake:
         """
         magic, limit, flags, _ = _REPLY.unpack_from(reply)
         check_magic(magic)
-        if limit == 0 or flags & ~_KEYED:
+        share = bool(flags & _SHARE)
+        if limit == 0 or flags & ~(_KEYED | _SHARE) or (share and not self._share):
             raise HandshakeError("not a reply")
-        if bool(flags) != self._has_key:
+        if bool(flags & _KEYED) != self._has_key:
             raise UntrustedPeer("knows no secret" if self._has_key else "asks for a secret, and none was given")
         transcript = self.hello + reply[: _REPLY.size]
         if not hmac.compare_digest(reply[_REPLY.size :], _prove(self._key, b"listener", transcript)):
             raise UntrustedPeer("did not prove itself: the secret is not the one of that cluster")
         proof = _prove(self._key, b"dialer", transcript)
         session_key = _derive_session_key(self._key, self.hello + reply + proof)
-        return proof, _agree(self._max_message_bytes, limit, session_key, encrypt=self._encrypt)
+        return proof, _agree(self._max_message_bytes, limit, session_key, encrypt=self._encrypt, share=share)
 
 
 class ListenerHandshake:
@@ -165,16 +178,21 @@ class ListenerHandshake:
     Args:
         keys: None if whoever comes is welcome.
         max_message_bytes: our limit.
+        may_share: whether the connection can carry descriptors.
         nonce: never used before.
         decoy: a random key, that nobody knows, in the place of one that does not exist.
     """
 
-    def __init__(self, keys: KeyRing | None, max_message_bytes: int, *, nonce: bytes, decoy: bytes) -> None:
+    def __init__(
+        self, keys: KeyRing | None, max_message_bytes: int, *, may_share: bool = False, nonce: bytes, decoy: bytes
+    ) -> None:
         self._keys = keys
         self._max_message_bytes = max_message_bytes
-        self._reply = _REPLY.pack(_MAGIC, max_message_bytes, 0 if keys is None else _KEYED, nonce)
+        self._may_share = may_share
+        self._nonce = nonce
         self._decoy = decoy
         self._key = decoy
+        self._share = False
         self._data = b""
         self._transcript = b""
         self._next: Callable[[], bytes] = self._read_magic
@@ -205,11 +223,14 @@ class ListenerHandshake:
 
     def _read_hello(self) -> bytes:
         self.hello = Hello.parse(self._data)
+        self._share = self._may_share and self.hello.share and not self.hello.encrypt
+        flags = (0 if self._keys is None else _KEYED) | (_SHARE if self._share else 0)
+        reply = _REPLY.pack(_MAGIC, self._max_message_bytes, flags, self._nonce)
         key = find_key(self._keys, self.hello.key_id)
         self._key = self._decoy if key is None else key
-        self._transcript = self._data + self._reply
+        self._transcript = self._data + reply
         self._data, self.num_wanted, self._next = b"", PROOF_BYTES, self._read_proof
-        return self._reply + _prove(self._key, b"listener", self._transcript)
+        return reply + _prove(self._key, b"listener", self._transcript)
 
     def _read_proof(self) -> bytes:
         assert self.hello is not None
@@ -218,7 +239,11 @@ class ListenerHandshake:
         our_proof = _prove(self._key, b"listener", self._transcript)
         session_key = _derive_session_key(self._key, self._transcript + our_proof + self._data)
         self.admission = _agree(
-            self._max_message_bytes, self.hello.max_message_bytes, session_key, encrypt=self.hello.encrypt
+            self._max_message_bytes,
+            self.hello.max_message_bytes,
+            session_key,
+            encrypt=self.hello.encrypt,
+            share=self._share,
         )
         return b""
 

@@ -36,6 +36,7 @@ from asyncparl.transport.credentials import (
     cut_reason,
     find_key,
 )
+from asyncparl.transport.mapping import MAX_SHARED_BYTES
 from asyncparl.transport.memory_link import MemoryChannel, MemoryLink
 
 QUEUED_MESSAGES = 128
@@ -47,13 +48,19 @@ class MemoryNetwork:
     Args:
         queued_messages: how many messages each direction of a link holds before sending waits.
         on_link: called with every new link before anybody uses it, to set its knobs.
+        max_shared_bytes: links have arenas of this size at most, each way, however large the dialer wants them.
     """
 
     def __init__(
-        self, *, queued_messages: int = QUEUED_MESSAGES, on_link: Callable[[MemoryLink], None] | None = None
+        self,
+        *,
+        queued_messages: int = QUEUED_MESSAGES,
+        on_link: Callable[[MemoryLink], None] | None = None,
+        max_shared_bytes: int = MAX_SHARED_BYTES,
     ) -> None:
         self.queued_messages = queued_messages
         self.on_link = on_link
+        self.max_shared_bytes = max_shared_bytes
         self._listeners: dict[str, MemoryListener] = {}
 
     def listen(
@@ -73,6 +80,7 @@ class MemoryNetwork:
         route: str = "",
         encrypt: bool = False,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        shared_bytes: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> MemoryChannel:
         """See `asyncparl.transport.dial`. Nothing is encrypted; the listener only hears that it should be."""
@@ -80,7 +88,7 @@ class MemoryNetwork:
         check_dialing(credentials, route)
         if name not in self._listeners:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at memory://{name}")
-        call = _Dialing(credentials, route, encrypt, max_message_bytes)
+        call = _Dialing(credentials, route, encrypt, max_message_bytes, shared_bytes)
         self._listeners[name].ring(call)
         try:
             with trio.fail_after(timeout_s):
@@ -97,9 +105,10 @@ class MemoryNetwork:
         """The listener of that name has been closed."""
         del self._listeners[name]
 
-    def new_link(self, dialer_limit: int, acceptor_limit: int) -> MemoryLink:
+    def new_link(self, dialer_limit: int, acceptor_limit: int, shared_bytes: int) -> MemoryLink:
         """What an accepted dial becomes."""
-        link = MemoryLink(self.queued_messages, min(dialer_limit, acceptor_limit))
+        shared_bytes = min(shared_bytes, self.max_shared_bytes)
+        link = MemoryLink(self.queued_messages, min(dialer_limit, acceptor_limit), shared_bytes)
         if self.on_link is not None:
             self.on_link(link)
         return link
@@ -121,12 +130,15 @@ def default_network() -> MemoryNetwork:
 class _Dialing:
     """Somebody who waits for a listener to answer."""
 
-    def __init__(self, credentials: Credentials | None, route: str, encrypt: bool, max_message_bytes: int) -> None:
+    def __init__(
+        self, credentials: Credentials | None, route: str, encrypt: bool, max_message_bytes: int, shared_bytes: int
+    ) -> None:
         self.key_id = "" if credentials is None else credentials.key_id
         self.key = b"" if credentials is None else credentials.key
         self.route = route
         self.encrypt = encrypt
         self.max_message_bytes = max_message_bytes
+        self.shared_bytes = shared_bytes
         self.answered = trio.Event()
         self.answer: MemoryChannel | Exception = ConnectionAbortedError(
             errno.ECONNABORTED, "the listener hung up before it answered"
@@ -224,7 +236,7 @@ class MemoryVisitor(Visitor):
 
     def open(self) -> Channel:
         call = self._decide()
-        link = self._network.new_link(call.max_message_bytes, self._max_message_bytes)
+        link = self._network.new_link(call.max_message_bytes, self._max_message_bytes, call.shared_bytes)
         if call.gone:
             link.dialer.close()
         else:

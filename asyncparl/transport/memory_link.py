@@ -11,7 +11,9 @@ from typing import NoReturn
 import trio
 
 from asyncparl.errors import MessageTooLarge
+from asyncparl.transport.arena import Arena
 from asyncparl.transport.base import Channel, ChannelStatistics, Part
+from asyncparl.transport.mapping import Mapping
 
 
 def _no_delay() -> float:
@@ -29,13 +31,17 @@ class MemoryLink:
         lossy_close: whether closing a channel loses what is still under way, as it may on a real network.
     """
 
-    def __init__(self, queued_messages: int, max_message_bytes: int) -> None:
+    def __init__(self, queued_messages: int, max_message_bytes: int, shared_bytes: int = 0) -> None:
         self.delay_s: Callable[[], float] = _no_delay
         self.lossy_close = False
         there, back = _Direction(queued_messages), _Direction(queued_messages)
         self.dialer = MemoryChannel(self, there, back, max_message_bytes)
         self.acceptor = MemoryChannel(self, back, there, max_message_bytes)
         self._directions = (there, back)
+        if shared_bytes:
+            mapping = Mapping(None, 2 * shared_bytes)
+            self.dialer.arena = Arena(mapping, is_dialer=True)
+            self.acceptor.arena = Arena(mapping, is_dialer=False)
 
     def cut(self) -> None:
         """Break the link: what is under way is lost, and both sides notice at once."""
@@ -233,6 +239,8 @@ class MemoryChannel(Channel):
         if self._closed:
             return
         self._closed = True
+        if self.arena is not None:
+            self.arena.close()
         self.link.close(self)
 
     @property

@@ -31,6 +31,7 @@ import trio
 from pynng import ffi, lib
 
 from asyncparl.errors import MessageTooLarge
+from asyncparl.transport.arena import Arena
 from asyncparl.transport.base import Channel, ChannelStatistics, Part
 from asyncparl.transport.closing import Closer, Connection
 
@@ -76,14 +77,22 @@ class _Library:
         self._kept: list[_PairSocket] = []
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
-    def prepare(self) -> None:
-        """Before each socket: refuse a forked child. Before the first: limit NNG's threads to what we need.
+    def check_process(self) -> None:
+        """Refuse a forked child.
 
         Raises:
             RuntimeError: NNG was in use when this process was forked.
         """
         if self._forked:
             raise RuntimeError("this process was forked from one that used NNG; only that one can open channels")
+
+    def prepare(self) -> None:
+        """Before each socket: refuse a forked child. Before the first: limit NNG's threads to what we need.
+
+        Raises:
+            RuntimeError: NNG was in use when this process was forked.
+        """
+        self.check_process()
         if not self._prepared:
             self._prepared = True
             for parameter, value in _THREADS:
@@ -164,11 +173,13 @@ class NngChannel(Channel):
         *,
         max_send_bytes: int,
         max_receive_bytes: int,
+        arena: Arena | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._closed = True  # until there is something to close
         self._forked = False
         self.max_message_bytes = max_send_bytes
+        self.arena = arena
         self._settled = trio.Event()  # NNG has agreed with the NNG of the peer, or never will
         self._lost = False  # NNG has reported the loss; messages may still be queued
         self._drained = False  # the loss has been raised, and will be for ever
@@ -355,6 +366,8 @@ class NngChannel(Channel):
         except RuntimeError:
             pass  # outside of Trio, so that nobody waits, and nothing is carried any more
         self._closed = True
+        if self.arena is not None:
+            self.arena.close()
         library.closer.end(self._connection, self._pair, linger=not self._lost)
 
     def __del__(self) -> None:

@@ -20,6 +20,7 @@ def make_rollout(
     terminated: tuple[tuple[int, int], ...] = (),
     truncated: tuple[tuple[int, int], ...] = (),
     num_actions: int = 3,
+    state_size: int | None = None,
     seed: int = 0,
 ) -> Rollout[Array]:
     """Random numbers everywhere, with ends at the given (t, b)."""
@@ -39,6 +40,7 @@ def make_rollout(
         bootstrap_obs=observations(num_envs),
         final_obs=observations(len(truncated)),
         final_steps=np.array(truncated, np.int64).reshape(len(truncated), 2),
+        initial_state=None if state_size is None else random.standard_normal((num_envs, state_size)).astype(np.float32),
     )
 
 

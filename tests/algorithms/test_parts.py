@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,7 +24,7 @@ class Counted:
     def __init__(self) -> None:
         self.widths: list[int] = []
 
-    def __call__(self, function: Any, parts: list[Rollout[Tensor]]) -> list[Any]:
+    def __call__(self, function: Any, parts: Sequence[Rollout[Tensor]]) -> list[Any]:
         self.widths += [part.rewards.shape[1] for part in parts]
         return [function(part) for part in parts]
 

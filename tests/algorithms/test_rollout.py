@@ -10,13 +10,14 @@ from asyncparl.algorithms import Rollout, check_rollout, num_agent_steps, to_tor
 from asyncparl.algorithms.rollout import split_columns
 from tests.algorithms.rollouts import make_rollout
 
-GOOD = make_rollout(5, 3, (4,), terminated=((1, 1),), truncated=((0, 2), (3, 0)))
+GOOD = make_rollout(5, 3, (4,), terminated=((1, 1),), truncated=((0, 2), (3, 0)), state_size=7)
 
 
 def test_a_whole_rollout_passes_as_arrays_and_as_tensors() -> None:
     check_rollout(GOOD)
     check_rollout(to_torch(GOOD))
     check_rollout(make_rollout(1, 1))
+    assert to_torch(make_rollout(1, 1)).initial_state is None
 
 
 def test_a_step_may_be_terminated_and_truncated() -> None:
@@ -47,6 +48,13 @@ def test_agent_steps_are_all_steps_of_all_environments() -> None:
         ("final_steps", np.array([[0, 2], [2, 0]]), r"rollout\.final_steps lists \[\(0, 2\), \(2, 0\)\], but the "),
         ("final_steps", np.array([[0, 2], [0, 2]]), r"rollout\.final_steps lists"),
         ("truncated", np.zeros((5, 3), bool), r"the truncated steps are \[\]"),
+        ("initial_state", np.zeros((3, 7)), r"rollout\.initial_state is float64 \[3, 7\], expected float32 \[3, 7\]"),
+        ("initial_state", np.zeros((2, 7), np.float32), r"rollout\.initial_state is float32 \[2, 7\], expected"),
+        (
+            "initial_state",
+            np.zeros(3, np.float32),
+            r"rollout\.initial_state is float32 \[3\], expected float32 \[3, S\]",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_in_one_line(field: str, value: Any, message: str, as_torch: bool) -> None:
@@ -93,7 +101,8 @@ def test_parts_of_a_rollout_are_whole_rollouts_of_some_environments(num_parts: i
         check_rollout(part)
     for name in ("obs", "actions", "behaviour_log_probs", "rewards", "terminated", "truncated"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts], dim=1), getattr(rollout, name))
-    assert torch.equal(torch.cat([part.bootstrap_obs for part in parts]), rollout.bootstrap_obs)
+    for name in ("bootstrap_obs", "initial_state"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(rollout, name))
     finals, first = {}, 0
     for part in parts:
         for (t, b), obs in zip(part.final_steps.tolist(), part.final_obs, strict=True):

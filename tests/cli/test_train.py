@@ -87,7 +87,7 @@ def test_a_signal_stops_cleanly_and_the_run_can_go_on(number: signal.Signals, tm
     run_dir = tmp_path / "run"
     arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
     with _started(*CATCH, *arguments, folder=tmp_path) as process:
-        _wait_for(run_dir / "checkpoints", "*.pt", process)
+        _wait_for(run_dir / "checkpoints", "checkpoint-*.pt", process)
         # Ctrl-C reaches the whole group of processes.
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         output, _ = process.communicate(timeout=LIMIT_S)
@@ -131,7 +131,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
     with _started(*CATCH, *arguments, folder=tmp_path) as process:
-        _wait_for(run_dir / "checkpoints", "*.pt", process)
+        _wait_for(run_dir / "checkpoints", "checkpoint-*.pt", process)
         process.kill()
     saved = load_checkpoint(list_checkpoints(run_dir / "checkpoints")[-1]).counters
     output = _train("--resume", "run", "--steps", str(saved.agent_steps + 1600), folder=tmp_path)
@@ -166,6 +166,20 @@ def _fails(
     return line
 
 
+CONFIG_FILES = {
+    "file": "",
+    "broken.toml": "steps = ",
+    "broken.json": "{",
+    "list.json": "[]",
+    "slip.toml": "learning-rate = 1.0",
+    "actors.toml": "actors = 3",
+    "type.toml": "env = 'pong'\nsteps = 'many'",
+    "other.toml": "algorithm = 'a2c'",
+    "option.toml": "env = 'pong'\nenv_options = {frame_skp = 5}",
+    "flat.toml": "env = 'pong'\nenv_options = 5",
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -191,6 +205,22 @@ def _fails(
         ("--env pong --env-option screen_size=[84]", "error: --env-option screen_size=[84]: screen_size must be [a "),
         ("--env pong --env-option noop_max", "error: --env-option noop_max: write it as NAME=VALUE"),
         ("--env CartPole-v1 --env-option frame_skip=2", "error: option frame_skip is only for Atari games"),
+        ("--env pong --protocol mine", "error: Invalid value for '--protocol': 'mine' is not one of 'mnih2015', 'mach"),
+        ("--env CartPole-v1 --protocol mnih2015", "error: --protocol is only for Atari games, which 'CartPole-v1' is"),
+        ("--config none.toml", "error: config none.toml cannot be read: No such file or directory"),
+        ("--config broken.toml", "error: config broken.toml is no TOML: "),
+        ("--config broken.json", "error: config broken.json is no JSON: "),
+        ("--config list.json", "error: config list.json holds no settings: it must be an object"),
+        ("--config slip.toml", "error: slip.toml: no setting is called 'learning-rate'; did you mean learning_rate?"),
+        ("--config actors.toml", "error: actors.toml: no setting is called 'actors'; did you mean num_actors?"),
+        ("--config type.toml", "error: steps must be a whole number, not 'many'"),
+        ("--config other.toml", "error: other.toml is for another algorithm than impala: remove it there, or train th"),
+        ("--config option.toml", "error: env_options in the file: no option is called 'frame_skp'; did you mean frame"),
+        ("--config flat.toml", "error: flat.toml: env_options must be a table of names and values"),
+        (
+            "--config list.json --resume run",
+            "error: --config is for new runs: a resumed run keeps the settings that it",
+        ),
         ("--env pong --model Mine", "error: a model is given as module:Class, not 'Mine'"),
         ("--env pong --model nowhere:Mine", "error: model 'nowhere:Mine': No module named 'nowhere'"),
         ("--resume missing", "error: missing is no run folder"),
@@ -210,10 +240,11 @@ def test_a_mistake_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
+    for name, text in CONFIG_FILES.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert _fails(arguments.split(), capsys, monkeypatch).startswith(line)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == CONFIG_FILES.keys()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 import socket
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +89,46 @@ def test_a_bad_option_of_a_node_is_named(
         node_main()
     assert isinstance(stop.value.code, int)
     assert_one_line(stop.value.code, capsys.readouterr().err, text)
+
+
+def test_actors_shows_what_each_of_them_does_waits_for_and_has_to_do(cluster: Cluster) -> None:
+    node = cluster.start_node("alpha")
+    driver = cluster.start_driver()
+    pid = driver.create("probe", num_cpus=0)["pid"]
+    driver.do("lend", "holder", "probe", {"num_cpus": 0})
+    driver.create("idle", num_cpus=0)
+    driver.start("call", "holder", "ask", "sleep", 600)
+    time.sleep(1.2)
+    driver.start("call", "probe", "pid")
+    driver.start("call", "probe", "pid")
+    driver.do("view")  # so that they have left
+    head, *rows = cluster.asyncparl("actors").stdout.splitlines()
+    assert head.split() == ["ACTOR", "ID", "STATE", "NODE", "PID", "QUEUE", "CPUS", "PROGRAM", "DOING"]
+    by_name = {row.split()[0]: row for row in rows}
+    assert re.search(rf" running +alpha +{pid} +2 +0 .* runs sleep for [1-9]\.\d s$", by_name["Probe#1"])
+    assert re.search(r" 0 +0 .* waits for Probe#1\.sleep, in ask for [1-9]\.\d s$", by_name["Holder#1"])
+    assert re.search(r" 0 +0 .* waits for calls$", by_name["Probe#2"])
+    told = json.loads(cluster.asyncparl("actors", "--json").stdout)
+    probe = next(actor for actor in told if actor["name"] == "Probe#1")
+    assert (probe["state"], probe["pid"], probe["num_waiting"], probe["doing"]) == ("started", pid, 2, "runs sleep")
+    os.kill(pid, signal.SIGSTOP)
+    assert "does not answer: " in cluster.asyncparl("actors").stdout
+    os.kill(pid, signal.SIGCONT)
+    driver.do("kill_all")
+    assert node.end() == 0
+
+
+def test_a_command_that_runs_says_what_it_does_when_it_is_asked(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        master, node = cluster.start_master(), cluster.start_node("alpha")
+        for program, task in ((master, "Master.run"), (node, "WorkerPool.run")):
+            program.send(signal.SIGUSR1)
+            program.wait_errors("\n---\n")
+            text = program.errors()
+            assert "tasks, and where each of them waits:" in text
+            assert f"  {task}\n" in text
+        assert cluster.asyncparl("status").returncode == 0
+        assert node.end() == master.end() == 0
 
 
 def test_a_command_that_does_not_exist_is_named(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -107,6 +108,27 @@ def test_a_node_whose_cable_is_cut_is_lost_and_comes_back_by_itself(site: Site, 
     assert is_gone(pid)
     driver.create("next", num_cpus=2)
     wait_used(driver, node=2)
+    assert node.end() == 0
+
+
+def test_a_call_with_a_time_limit_ends_on_both_sides_of_a_cut_cable(site: Site, driver: Driver, tmp_path: Path) -> None:
+    node = site.cluster.start_node("node", host=site.far)
+    driver.create("probe")
+    note = tmp_path / "note"
+    call = driver.start("call_within", 2.0, "probe", "nap", str(note))
+    driver.do("view")
+    start = time.monotonic()
+    site.far.cut()
+    failure = call.failure(within_s=LOST_AFTER_S)
+    assert failure.type == "CallTimedOut"
+    assert failure.more["has_started"] is None
+    took_s = call.at() - start
+    print(f"it was given up {took_s:.2f} s after the cut")
+    assert took_s < 2.0 + 0.1 + 1.0
+    # Nobody has told the actor, and the loss of the link is not noticed so soon.
+    until(note.exists, within_s=1)
+    assert time.monotonic() - start < 4.5
+    site.far.heal()
     assert node.end() == 0
 
 

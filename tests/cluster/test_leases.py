@@ -15,21 +15,17 @@ import trio
 
 from asyncparl.errors import AsyncparlError, AuthenticationError, ResourceError
 from asyncparl.ids import new_actor_id, new_driver_id
-from asyncparl.protocol.control import (
+from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.master_messages import (
     AskPlace,
     JoinDriver,
     JoinNode,
     LeaveDriver,
-    ListLogs,
     NodeTicket,
-    OpenJob,
     Placed,
-    ReadLog,
-    StartActor,
-    StopActor,
     StopCluster,
 )
-from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.node_messages import ListLogs, OpenJob, ReadLog, StartActor, StopActor
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, Demand, Lease
 from asyncparl.protocol.tickets import SignedLease, Ticket, encode_ticket, sign_lease, ticket_key, ticket_key_id

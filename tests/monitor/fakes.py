@@ -20,7 +20,6 @@ from asyncparl.protocol.cluster_view import (
     NodeSummary,
     WaitingSummary,
 )
-from asyncparl.protocol.control import ActorExited
 from asyncparl.protocol.figures import (
     NUM_BUCKETS,
     ActorFigures,
@@ -31,6 +30,7 @@ from asyncparl.protocol.figures import (
     ProgramReport,
     WorkerFigures,
 )
+from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.resources import Demand
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ import pytest
 from asyncparl.monitor.observer import MAX_ENDED, Observer
 from asyncparl.monitor.picture import Picture
 from asyncparl.monitor.source import Sight
-from asyncparl.protocol.figures import Happening, NodeFigures
+from asyncparl.protocol.figures import Happening, NodeFigures, WorkerFigures
 from tests.monitor.fakes import actor, calls, ended, figures, news, node, node_figures, view, waiting
 
 
@@ -51,11 +51,19 @@ def test_figures_that_were_measured_before_change_nothing(looking: Looking) -> N
     assert again.actors["a1"].calls_per_s == 10.0
 
 
+def awaiting(number: int = 1, running: str = "", running_s: float = 0.0) -> WorkerFigures:
+    counted = calls(running=running, running_s=running_s)
+    return msgspec.structs.replace(counted, num_awaited=number, awaited="Store#1.get", awaited_s=4.0)
+
+
 @pytest.mark.parametrize(
     ("made", "state", "doing", "doing_s"),
     [
         (calls((3, 1)), "running", "waits for calls", None),
         (calls(running="sample", running_s=3.5), "running", "runs sample", 3.5),
+        (awaiting(running="play", running_s=5.0), "running", "waits for Store#1.get, in play", 4.0),
+        (awaiting(2, running="play"), "running", "waits for Store#1.get and 1 more, in play", 4.0),
+        (awaiting(), "running", "waits for Store#1.get", 4.0),
         (None, "silent", "does not answer: native code of it may hold Python's lock, or it is stopped", None),
     ],
 )

@@ -20,8 +20,8 @@ from asyncparl.monitor.prometheus import exposition
 from asyncparl.monitor.server import Bind, serve
 from asyncparl.monitor.source import Sight
 from asyncparl.monitor.watch import Watch
-from asyncparl.protocol.control import ActorExited
 from asyncparl.protocol.figures import ProgramReport
+from asyncparl.protocol.node_messages import ActorExited
 from tests.monitor.fakes import FakeSource, calls, crowd, figures, get, monitor_of, news, node, node_figures, view
 from tests.monitor.fakes import actor as an_actor
 

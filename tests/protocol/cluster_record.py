@@ -138,6 +138,12 @@ class Record:
         actor.lease, actor.is_started, actor.granted, actor.demand = lease, True, None, lease.demand
         self.actors[lease.actor_id] = actor
 
+    def expire(self, now: float) -> None:
+        """Who has not started within a minute has lost its place."""
+        for actor_id, actor in list(self.actors.items()):
+            if actor.granted is not None and now - actor.granted >= 60:
+                del self.actors[actor_id]
+
     def forget_node(self, node_id: str) -> None:
         """With the actors that had a place there."""
         for actor_id in self.leases(node_id):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncparl.protocol.cluster import ClusterCore, ClusterView, NodeInfo, Versions
+from asyncparl.protocol.cluster import ClusterCore
+from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.protocol.decisions import Decision, Granted, NodeJoined, Refused, Waiting
+from asyncparl.protocol.parties import NodeInfo, Versions
 from asyncparl.protocol.resources import Capacity, Demand, Lease
 
 VERSIONS = Versions("0.3.0", "3.12.4", "2.1.0")
@@ -34,7 +36,7 @@ class Cluster(ClusterCore):
 
     def want(self, actor_id: str, cpus: float = 1, driver_id: str = "d1", **demand: Any) -> str:
         """Ask, and the answer as text: the node's id, "waits" or the refusal."""
-        answer = self.ask(driver_id, actor_id, f"name of {actor_id}", Demand(cpus, **demand), self.now)
+        answer = self.actors.ask(driver_id, actor_id, f"name of {actor_id}", Demand(cpus, **demand), self.now)
         match answer:
             case Granted(granted):
                 assert granted.actor_id == actor_id
@@ -46,7 +48,7 @@ class Cluster(ClusterCore):
                 return reason
 
     def granted(self) -> list[str]:
-        return [f"{grant.lease.actor_id} on {grant.lease.node_id}" for grant in self.take_grants(self.now)]
+        return [f"{grant.lease.actor_id} on {grant.lease.node_id}" for grant in self.actors.take_grants(self.now)]
 
     def wait(self, seconds: int) -> list[Decision]:
         """Time passes: the nodes that are not silent are heard, and the core ticks, every second."""
@@ -65,7 +67,7 @@ class Cluster(ClusterCore):
     def used(self) -> dict[str, float]:
         return {node.node_id: node.used_cpus for node in self.view().nodes}
 
-    def actors(self) -> dict[str, str]:
+    def placed(self) -> dict[str, str]:
         return {actor.actor_id: f"{actor.state} on {actor.node_id}" for actor in self.view().actors}
 
     def waiting(self) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from asyncparl.errors import CallFate, ProtocolError
 from asyncparl.protocol.calls import CALLEE_MOVES, CALLER_MOVES, CalleeState, CalleeTable, CallerState, CallerTable
+from asyncparl.protocol.messages import Call, CallKind
 
 # --- calls that we make -----------------------------------------------------------------------------------------
 
@@ -23,6 +25,13 @@ def sent() -> CallerTable:
     table = queued()
     table.window = 1
     assert table.next_to_send() == 1
+    return table
+
+
+def overdue() -> CallerTable:
+    """Its time was up, and it was cancelled."""
+    table = sent()
+    assert table.expire(1) is CallerState.SENT
     return table
 
 
@@ -50,15 +59,43 @@ def answered_after_all() -> CallerTable:
     return table
 
 
-CALLER = [queued, sent, abandoned, answered, cancelled_while_queued, answered_after_all]
+def expired_while_queued() -> CallerTable:
+    table = queued()
+    assert table.expire(1) is CallerState.QUEUED
+    return table
+
+
+CALLER = [
+    queued,
+    sent,
+    overdue,
+    abandoned,
+    answered,
+    cancelled_while_queued,
+    expired_while_queued,
+    answered_after_all,
+]
 REFUSED = "refused"
 # What an event of call 1 gives in each state, in the order of CALLER.
 CALLER_EVENTS: dict[str, tuple[Callable[[CallerTable], object], list[object]]] = {
-    "cancel": (lambda table: table.cancel(1), [CallerState.QUEUED, CallerState.SENT, None, None, None, None]),
-    "answer": (lambda table: table.answer(1), [REFUSED, True, False, REFUSED, REFUSED, REFUSED]),
-    "item": (lambda table: table.item(1), [REFUSED, True, False, REFUSED, REFUSED, REFUSED]),
-    "grant": (lambda table: table.grant(1, 2), [False, True, False, False, False, False]),
-    "lose": (lambda table: table.lose(), [[(1, CallFate.NEVER_STARTED)], [(1, CallFate.MAY_HAVE_RUN)], [], [], [], []]),
+    "cancel": (
+        lambda table: table.cancel(1),
+        [CallerState.QUEUED, CallerState.SENT, CallerState.OVERDUE, *([None] * 5)],
+    ),
+    "expire": (lambda table: table.expire(1), [CallerState.QUEUED, CallerState.SENT, *([None] * 6)]),
+    "timed_out": (lambda table: table.timed_out(1), [REFUSED, True, True, False, *([REFUSED] * 4)]),
+    "answer": (lambda table: table.answer(1), [REFUSED, True, True, False, *([REFUSED] * 4)]),
+    "item": (lambda table: table.item(1), [REFUSED, True, False, False, *([REFUSED] * 4)]),
+    "grant": (lambda table: table.grant(1, 2), [False, True, *([False] * 6)]),
+    "lose": (
+        lambda table: table.lose(),
+        [
+            [(1, CallFate.NEVER_STARTED)],
+            [(1, CallFate.MAY_HAVE_RUN)],
+            [(1, CallFate.MAY_HAVE_RUN)],
+            *([[]] * 5),
+        ],
+    ),
 }
 
 
@@ -83,10 +120,17 @@ def test_the_callers_diagram_is_complete() -> None:
         (CallerState.SENT, "answer"): None,
         (CallerState.SENT, "cancel"): CallerState.ABANDONED,
         (CallerState.ABANDONED, "answer"): None,
+        (CallerState.QUEUED, "expire"): None,
+        (CallerState.SENT, "expire"): CallerState.OVERDUE,
+        (CallerState.OVERDUE, "cancel"): CallerState.ABANDONED,
+        (CallerState.OVERDUE, "answer"): None,
+        (CallerState.SENT, "timed_out"): CallerState.ABANDONED,
+        (CallerState.OVERDUE, "timed_out"): CallerState.ABANDONED,
+        (CallerState.ABANDONED, "timed_out"): CallerState.ABANDONED,
     }
 
 
-@pytest.mark.parametrize(("state", "num_open"), list(zip(CALLER, [1, 1, 1, 0, 0, 0], strict=True)))
+@pytest.mark.parametrize(("state", "num_open"), list(zip(CALLER, [1, 1, 1, 1, 0, 0, 0, 0], strict=True)))
 def test_a_call_is_open_until_its_answer_or_the_loss(state: Callable[[], CallerTable], num_open: int) -> None:
     table = state()
     assert table.num_open == num_open
@@ -113,14 +157,25 @@ def test_an_answer_makes_room_for_another_call(state: Callable[[], CallerTable])
     assert table.next_to_send() == 2
 
 
-def test_an_abandoned_call_takes_up_room_until_its_answer() -> None:
-    table = abandoned()
+@pytest.mark.parametrize("state", [abandoned, overdue], ids=lambda state: state.__name__)
+def test_a_call_that_was_given_up_takes_up_room_until_its_answer(state: Callable[[], CallerTable]) -> None:
+    table = state()
     table.open(0)
     assert table.next_to_send() is None
 
 
-def test_a_call_cancelled_in_the_queue_is_passed_over() -> None:
-    table = cancelled_while_queued()
+def test_nothing_is_left_of_calls_that_are_given_up_while_they_wait() -> None:
+    table = CallerTable()
+    for number in range(10_000):
+        call_id = table.open(0)
+        (table.cancel if number % 2 else table.expire)(call_id)
+    assert table.num_open == 0
+    assert len(table._queue) < 100
+
+
+@pytest.mark.parametrize("state", [cancelled_while_queued, expired_while_queued], ids=lambda state: state.__name__)
+def test_a_call_given_up_in_the_queue_is_passed_over(state: Callable[[], CallerTable]) -> None:
+    table = state()
     table.window = 1
     assert table.open(0) == 2
     assert table.next_to_send() == 2
@@ -223,6 +278,53 @@ def test_the_callees_diagram_is_complete() -> None:
         (CalleeState.SERVING, "answer"): None,
         (CalleeState.CANCELLING, "answer"): None,
     }
+
+
+# --- calls with a time limit ------------------------------------------------------------------------------------
+
+
+def limited(*deadlines: float) -> CalleeTable:
+    """Calls 1, 2, ... that must be answered by then."""
+    table = CalleeTable(window=9)
+    for call_id, deadline in enumerate(deadlines, start=1):
+        table.arrive(call_id, credit=1)
+        table.limit(Call(call_id, CallKind.METHOD, "f", 0), deadline)
+    return table
+
+
+def test_a_call_starts_only_while_there_is_time_left() -> None:
+    assert limited(5.0).begin(1, now=4.9)
+    assert not limited(5.0).begin(1, now=5.0)
+    table = serving()
+    assert table.begin(1, now=1e9)  # it has no limit
+    table.cancel(1)
+    assert not table.begin(1, now=0.0)
+    assert not table.begin(2, now=0.0)  # never came
+
+
+def test_calls_are_overdue_in_the_order_of_their_deadlines_and_each_once() -> None:
+    table = limited(7.0, 5.0, 6.0, 9.0)
+    assert table.next_deadline() == 5.0
+    assert table.take_overdue(4.9) == []
+    assert table.take_overdue(7.0) == [2, 3, 1]
+    assert table.take_overdue(8.0) == []
+    assert table.next_deadline() == 9.0
+
+
+@pytest.mark.parametrize("end", ["answer", "spend", "lift_limit"])
+def test_a_call_that_was_answered_or_has_given_an_item_is_not_overdue(end: str) -> None:
+    table = limited(5.0, 6.0)
+    getattr(table, end)(1)
+    assert table.limit_of(1) is None
+    assert table.take_overdue(9.0) == [2]
+
+
+def test_nothing_is_overdue_after_the_loss() -> None:
+    table = limited(5.0)
+    table.lose()
+    assert table.next_deadline() == math.inf
+    assert table.take_overdue(9.0) == []
+    assert table.limit_of(1) is None
 
 
 def test_an_id_must_be_newer_than_every_earlier_one() -> None:

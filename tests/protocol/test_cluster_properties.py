@@ -11,18 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncparl.protocol.cluster import ClusterCore, NodeInfo, Versions
+from asyncparl.protocol.cluster import ClusterCore
 from asyncparl.protocol.decisions import (
     DemandRefused,
     DriverGone,
     DriverJoined,
     Granted,
-    LeaseExpired,
     NodeJoined,
     NodeLost,
     Refused,
     Waiting,
 )
+from asyncparl.protocol.parties import NodeInfo, Versions
 from asyncparl.protocol.resources import Capacity, Demand, Lease
 from tests.protocol.cluster_record import Absence, ActorRecord, NodeRecord, Record, exact
 
@@ -131,7 +131,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def drain_node(self, number: int) -> None:
         node = self.record.nodes.get(f"n{number}")
-        assert self.core.drain_node(f"n{number}") == (node is not None)
+        self.core.drain_node(f"n{number}")
         if node is not None:
             node.is_draining = True
 
@@ -184,10 +184,10 @@ class ClusterMachine(RuleBasedStateMachine):
     def ask(self, number: int, demand: Demand, actor_id: str = "") -> None:
         self.num_asked += 1
         actor_id, driver_id = actor_id or f"a{self.num_asked}", f"d{number}"
-        answer = self.core.ask(driver_id, actor_id, "name", demand, self.now)
+        answer = self.core.actors.ask(driver_id, actor_id, "name", demand, self.now)
         if driver_id not in self.record.drivers or self.record.is_impossible(demand, self.now):
             assert isinstance(answer, Refused)
-            assert self.core.why_waiting(actor_id) is None
+            assert self.core.actors.why_waiting(actor_id) is None
             return
         self.record.news.discard(actor_id)
         self.record.actors[actor_id] = ActorRecord(driver_id, demand, self.now)
@@ -205,11 +205,11 @@ class ClusterMachine(RuleBasedStateMachine):
         before = self.core.describe(self.now)
         if actor.driver_id in self.record.drivers:
             self.record.news.discard(actor_id)
-            answer = self.core.ask(actor.driver_id, actor_id, "other", demand, self.now)
+            answer = self.core.actors.ask(actor.driver_id, actor_id, "other", demand, self.now)
             assert answer == (Waiting(actor_id) if actor.lease is None else Granted(actor.lease))
             if actor.granted is not None:
                 actor.granted = self.now  # whoever asks again still wants it
-        assert isinstance(self.core.ask("d9", actor_id, "other", demand, self.now), Refused)
+        assert isinstance(self.core.actors.ask("d9", actor_id, "other", demand, self.now), Refused)
         assert self.core.describe(self.now) == before
 
     @precondition(lambda self: self.record.actors)
@@ -217,7 +217,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def withdraw(self, pick: int) -> None:
         actor_id, actor = picked(self.record.actors, pick)
         for _ in range(2):
-            self.core.withdraw(actor_id)
+            self.core.actors.withdraw(actor_id)
         if not actor.is_started:
             del self.record.actors[actor_id]
 
@@ -228,11 +228,11 @@ class ClusterMachine(RuleBasedStateMachine):
         lease = self.issued[-1 - pick % len(self.issued)]
         node = self.record.nodes.get(lease.node_id)
         if max([-1, *lease.gpu_ids]) >= self.capacities[lease.node_id].num_gpus:
-            assert self.core.lease_started(lease.node_id, lease.actor_id, lease) == (node is None)
+            assert self.core.actors.lease_started(lease.node_id, lease.actor_id, lease) == (node is None)
             return
         held = self.record.leases().get(lease.actor_id, lease)
         for _ in range(repeat):
-            may_stay = self.core.lease_started(lease.node_id, lease.actor_id, lease)
+            may_stay = self.core.actors.lease_started(lease.node_id, lease.actor_id, lease)
             assert may_stay == (node is None or held.node_id == lease.node_id)
         if may_stay:
             self.runs[lease.node_id][lease.actor_id] = lease
@@ -247,7 +247,7 @@ class ClusterMachine(RuleBasedStateMachine):
         lease = running[pick % len(running)]
         del self.runs[lease.node_id][lease.actor_id]
         for _ in range(2):
-            self.core.lease_ended(lease.node_id, lease.actor_id)
+            self.core.actors.lease_ended(lease.node_id, lease.actor_id)
         if lease.actor_id in self.record.leases(lease.node_id):
             del self.record.actors[lease.actor_id]
 
@@ -257,7 +257,7 @@ class ClusterMachine(RuleBasedStateMachine):
         lease = self.issued[pick % len(self.issued)]
         if lease.actor_id not in self.record.leases(f"n{number}"):
             before = self.core.describe(self.now)
-            self.core.lease_ended(f"n{number}", lease.actor_id)
+            self.core.actors.lease_ended(f"n{number}", lease.actor_id)
             assert self.core.describe(self.now) == before
 
     @rule()
@@ -298,11 +298,13 @@ class ClusterMachine(RuleBasedStateMachine):
                 case DriverGone(driver_id):
                     told.add(f"gone {driver_id}")
                     self.check_gone(decision)
-                case LeaseExpired() | DemandRefused():
-                    self.check_end_of_patience(decision)
+                case DemandRefused(actor_id, reason):
+                    actor = self.record.actors.pop(actor_id)
+                    assert actor.lease is None and reason
+                    assert self.record.is_impossible(actor.demand, self.now)
         assert told == expected
+        self.record.expire(self.now)
         for actor in self.record.actors.values():
-            assert actor.is_started or actor.granted is None or self.now - actor.granted < 60
             assert actor.lease is not None or not self.record.is_impossible(actor.demand, self.now)
 
     def lose(self, nodes: list[str]) -> Iterator[str]:
@@ -359,7 +361,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 )
 
     def book_grants(self) -> None:
-        for grant in self.core.take_grants(self.now):
+        for grant in self.core.actors.take_grants(self.now):
             actor = self.record.actors[grant.lease.actor_id]
             if actor.lease is None:
                 self.book(grant.lease)
@@ -382,16 +384,6 @@ class ClusterMachine(RuleBasedStateMachine):
         }
         for actor_id in dropped:
             del self.record.actors[actor_id]
-
-    def check_end_of_patience(self, decision: LeaseExpired | DemandRefused) -> None:
-        match decision:
-            case LeaseExpired(lease):
-                actor = self.record.actors.pop(lease.actor_id)
-                assert actor.lease == lease and actor.granted is not None and self.now - actor.granted >= 60
-            case DemandRefused(driver_id, actor_id, reason):
-                actor = self.record.actors.pop(actor_id)
-                assert actor.driver_id == driver_id and actor.lease is None and reason
-                assert self.record.is_impossible(actor.demand, self.now)
 
 
 def picked(actors: dict[str, ActorRecord], pick: int) -> tuple[str, ActorRecord]:
@@ -448,12 +440,12 @@ def test_a_large_cluster_half_of_which_dies() -> None:
         info = NodeInfo(f"n{number}", "machine", Capacity(8, number % 2, 8 * GIB), [], "host", VERSIONS)
         assert isinstance(core.join_node(info, 1, [], now), NodeJoined)
     demands_of_all = [Demand(1, memory_bytes=GIB), Demand(0.5, gpus=0.5), Demand(1, strategy="spread"), Demand(2)]
-    answers = [core.ask("d", f"a{i}", f"A#{i}", demands_of_all[i % 4], now) for i in range(num_actors)]
+    answers = [core.actors.ask("d", f"a{i}", f"A#{i}", demands_of_all[i % 4], now) for i in range(num_actors)]
     granted = [answer.lease for answer in answers if isinstance(answer, Granted)]
     assert not [answer for answer in answers if isinstance(answer, Refused)]
     check_totals(core, now, granted, num_actors)
     for lease in granted[::2]:
-        assert core.lease_started(lease.node_id, lease.actor_id, lease)
+        assert core.actors.lease_started(lease.node_id, lease.actor_id, lease)
 
     for second in range(1, 6):
         for number in range(0, num_nodes, 2):
@@ -463,13 +455,13 @@ def test_a_large_cluster_half_of_which_dies() -> None:
     lost = {decision.node_id for decision in decisions if isinstance(decision, NodeLost)}
     assert lost == {f"n{number}" for number in range(1, num_nodes, 2)}
     kept = [lease for lease in granted if lease.node_id not in lost]
-    kept += [grant.lease for grant in core.take_grants(now)]
+    kept += [grant.lease for grant in core.actors.take_grants(now)]
     num_over = sum(lease.node_id in lost for lease in granted)
     check_totals(core, now, kept, num_actors - num_over)
 
     for lease in kept:
-        core.lease_ended(lease.node_id, lease.actor_id)
-    later = [grant.lease for grant in core.take_grants(now)]
+        core.actors.lease_ended(lease.node_id, lease.actor_id)
+    later = [grant.lease for grant in core.actors.take_grants(now)]
     assert later
     check_totals(core, now, later, num_actors - num_over - len(kept))
 

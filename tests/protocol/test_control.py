@@ -11,18 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncparl.errors import ProtocolError
-from asyncparl.protocol.control import (
-    ActorOutput,
-    ActorStarted,
-    Answer,
-    Request,
-    ShutDown,
-    StartActor,
-    StopActor,
-    decode_answer,
-    decode_request,
-    encode_control,
-)
+from asyncparl.protocol.control import Answer, Request, decode_answer, decode_request, encode_control
+from asyncparl.protocol.node_messages import ActorOutput, ActorStarted, ShutDown, StartActor, StopActor
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.protocol.values import NOTHING, encode_value
 from tests.protocol.strategies import few, instances_of, many, peak_memory

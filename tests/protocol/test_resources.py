@@ -95,16 +95,16 @@ def test_what_may_be_asked_for(demand: Demand) -> None:
 @pytest.mark.parametrize(
     ("demand", "message"),
     [
-        (Demand(cpus=-1), "cpus is -1: it must be 0 or more"),
-        (Demand(cpus=NAN), "cpus is nan: it must be a finite number"),
-        (Demand(cpus=INF), "cpus is inf: it must be a finite number"),
-        (Demand(cpus=2_000_000), "cpus is 2e+06: more than 1,000,000 are not supported"),
-        (Demand(cpus=0.0004), "cpus is 0.0004: the smallest share is 0.001"),
-        (Demand(gpus=-0.5), "gpus is -0.5: it must be 0 or more"),
-        (Demand(gpus=NAN), "gpus is nan: it must be a finite number"),
-        (Demand(gpus=1.5), "gpus is 1.5: ask for a whole number of GPUs, or for a part of one"),
-        (Demand(memory_bytes=-1), "memory_bytes is -1: it must be 0 or more"),
-        (Demand(memory_bytes=1 << 63), f"memory_bytes is {1 << 63}: more than {1 << 62:,} are not supported"),
+        (Demand(cpus=-1), "num_cpus is -1: it must be 0 or more"),
+        (Demand(cpus=NAN), "num_cpus is nan: it must be a finite number"),
+        (Demand(cpus=INF), "num_cpus is inf: it must be a finite number"),
+        (Demand(cpus=2_000_000), "num_cpus is 2e+06: more than 1,000,000 are not supported"),
+        (Demand(cpus=0.0004), "num_cpus is 0.0004: the smallest share is 0.001"),
+        (Demand(gpus=-0.5), "num_gpus is -0.5: it must be 0 or more"),
+        (Demand(gpus=NAN), "num_gpus is nan: it must be a finite number"),
+        (Demand(gpus=1.5), "num_gpus is 1.5: ask for a whole number of GPUs, or for a part of one"),
+        (Demand(memory_bytes=-1), "max_memory is -1: it must be 0 or more"),
+        (Demand(memory_bytes=1 << 63), f"max_memory is {1 << 63}: more than {1 << 62:,} are not supported"),
     ],
 )
 def test_what_may_not(demand: Demand, message: str) -> None:
@@ -117,9 +117,9 @@ def test_what_may_not(demand: Demand, message: str) -> None:
     [
         (Capacity(cpus=NAN), "cpus is nan: it must be a finite number"),
         (Capacity(cpus=-INF), "cpus is -inf: it must be a finite number"),
-        (Capacity(cpus=1, num_gpus=-1), "num_gpus is -1: it must be 0 or more"),
-        (Capacity(cpus=1, num_gpus=1025), "num_gpus is 1025: more than 1,024 are not supported"),
-        (Capacity(cpus=1, memory_bytes=-1), "memory_bytes is -1: it must be 0 or more"),
+        (Capacity(cpus=1, num_gpus=-1), "gpus is -1: it must be 0 or more"),
+        (Capacity(cpus=1, num_gpus=1025), "gpus is 1025: more than 1,024 are not supported"),
+        (Capacity(cpus=1, memory_bytes=-1), "memory is -1: it must be 0 or more"),
     ],
 )
 def test_what_a_node_may_not_offer(capacity: Capacity, message: str) -> None:
@@ -145,7 +145,7 @@ def test_a_node_may_offer_cpus_without_limit() -> None:
         ({"gpu_ids": [1, 5]}, "the lease of Simulator#1: gpu_ids is [1, 5], but the node has 2 GPUs"),
         ({"gpu_share": 1.0}, "the lease of Simulator#1: gpu_share is 1, but gpus is 0.5"),
         ({"gpu_share": NAN}, "the lease of Simulator#1: gpu_share is nan, but gpus is 0.5"),
-        ({"demand": Demand(cpus=-1)}, "the lease of Simulator#1: cpus is -1: it must be 0 or more"),
+        ({"demand": Demand(cpus=-1)}, "the lease of Simulator#1: num_cpus is -1: it must be 0 or more"),
     ],
 )
 def test_leases_that_a_node_can_and_cannot_have(changes: dict[str, Any], fault: str | None) -> None:

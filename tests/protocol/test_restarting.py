@@ -13,31 +13,31 @@ def title(num_restarts: int = 0) -> ActorTitle:
 
 
 def ask(cluster: Cluster, num_restarts: int = 0, cpus: float = 1) -> Granted | Waiting | StillHeld | Refused:
-    return cluster.ask("d1", "a1", "A#1", Demand(cpus), cluster.now, title(num_restarts))
+    return cluster.actors.ask("d1", "a1", "A#1", Demand(cpus), cluster.now, title(num_restarts))
 
 
 def start(cluster: Cluster, num_restarts: int = 0) -> Lease:
     granted = ask(cluster, num_restarts)
     assert isinstance(granted, Granted)
-    assert cluster.lease_started(granted.lease.node_id, "a1", granted.lease)
+    assert cluster.actors.lease_started(granted.lease.node_id, "a1", granted.lease)
     return granted.lease
 
 
 def named(cluster: ClusterCore) -> str | None:
-    found = cluster.find_named("boss", "d1")
+    found = cluster.actors.find_named("boss", "d1")
     return None if found is None else found.actor_id
 
 
 def test_an_actor_that_died_is_waited_for_until_its_owner_has_started_it_again() -> None:
     cluster = Cluster(info("n1"))
     start(cluster)
-    assert cluster.find("a1") == Found("n1")
-    cluster.lease_ended("n1", "a1")
-    assert cluster.find("a1") is None
-    assert cluster.is_known("a1")
+    assert cluster.actors.find("a1") == Found("n1")
+    cluster.actors.lease_ended("n1", "a1")
+    assert cluster.actors.find("a1") is None
+    assert cluster.actors.is_known("a1")
     assert named(cluster) == "a1"
     assert start(cluster, 1).title.num_restarts == 1
-    assert cluster.find("a1") == Found("n1")
+    assert cluster.actors.find("a1") == Found("n1")
     assert named(cluster) == "a1"
 
 
@@ -45,8 +45,8 @@ def test_the_next_process_gets_no_place_while_the_last_one_may_run() -> None:
     cluster = Cluster(info("n1"))
     start(cluster)
     assert ask(cluster, 1) == StillHeld("a1")
-    assert cluster.why_waiting("a1") == "its last process may still run on name of n1"
-    cluster.lease_ended("n1", "a1")
+    assert cluster.actors.why_waiting("a1") == "its last process may still run on name of n1"
+    cluster.actors.lease_ended("n1", "a1")
     assert isinstance(ask(cluster, 1), Granted)
     assert cluster.used() == {"n1": 1.0}
 
@@ -55,13 +55,13 @@ def test_after_the_loss_of_its_node_it_gets_a_place_on_another_one() -> None:
     cluster = Cluster(info("n1"), info("n2"))
     assert start(cluster).node_id == "n1"
     cluster.node_disconnected("n1", 1, cluster.now)
-    assert cluster.find("a1") is None  # it is back soon, or started elsewhere
+    assert cluster.actors.find("a1") is None  # it is back soon, or started elsewhere
     cluster.silent = {"n1"}
     cluster.wait(4)
     assert ask(cluster, 1) == StillHeld("a1")
     cluster.wait(1)
     assert start(cluster, 1).node_id == "n2"
-    assert cluster.find("a1") == Found("n2")
+    assert cluster.actors.find("a1") == Found("n2")
 
 
 def test_a_node_that_comes_back_must_end_the_process_that_was_replaced() -> None:
@@ -71,7 +71,7 @@ def test_a_node_that_comes_back_must_end_the_process_that_was_replaced() -> None
     cluster.node_disconnected("n1", 1, cluster.now)
     cluster.wait(5)
     assert isinstance(ask(cluster, 1, cpus=5), Refused)
-    assert isinstance(cluster.ask("d1", "a2", "A#2", Demand(4), cluster.now), Granted)
+    assert isinstance(cluster.actors.ask("d1", "a2", "A#2", Demand(4), cluster.now), Granted)
     assert isinstance(ask(cluster, 1), Waiting)
     joined = cluster.join_node(info("n1"), 2, [old], cluster.now)
     assert not isinstance(joined, Refused)
@@ -84,27 +84,27 @@ def test_a_place_that_the_dead_process_never_took_is_free_at_once() -> None:
     first, second = ask(cluster), ask(cluster, 1)
     assert isinstance(first, Granted) and isinstance(second, Granted)
     assert second.lease.title.num_restarts == 1
-    assert not cluster.lease_started("n1", "a2", None)
+    assert not cluster.actors.lease_started("n1", "a2", None)
     assert cluster.used() == {"n1": 1.0}
 
 
 def test_giving_a_place_back_is_not_giving_the_actor_up() -> None:
     cluster = Cluster(info("n1"))
     ask(cluster)
-    cluster.give_back("a1")
+    cluster.actors.give_back("a1")
     assert cluster.used() == {"n1": 0.0}
-    assert cluster.find("a1") is None and cluster.is_known("a1")
-    cluster.withdraw("a1")
-    assert cluster.find("a1") == Ended("its owner has given it up")
+    assert cluster.actors.find("a1") is None and cluster.actors.is_known("a1")
+    cluster.actors.withdraw("a1")
+    assert cluster.actors.find("a1") == Ended("its owner has given it up")
 
 
 def test_an_actor_whose_owner_gives_it_up_ends_with_its_process() -> None:
     cluster = Cluster(info("n1"))
     start(cluster)
-    cluster.withdraw("a1")
-    assert cluster.find("a1") == Found("n1")
-    cluster.lease_ended("n1", "a1")
-    assert cluster.find("a1") == Ended("it has ended")
+    cluster.actors.withdraw("a1")
+    assert cluster.actors.find("a1") == Found("n1")
+    cluster.actors.lease_ended("n1", "a1")
+    assert cluster.actors.find("a1") == Ended("it has ended")
     assert named(cluster) is None
 
 
@@ -112,22 +112,22 @@ def test_actors_end_with_the_owner_who_would_have_started_them_again() -> None:
     cluster = Cluster(info("n1"))
     start(cluster)
     cluster.leave_driver("d1")
-    assert cluster.find("a1") == Found("n1")
-    cluster.lease_ended("n1", "a1")
-    assert cluster.find("a1") == Ended("it has ended")
+    assert cluster.actors.find("a1") == Found("n1")
+    cluster.actors.lease_ended("n1", "a1")
+    assert cluster.actors.find("a1") == Ended("it has ended")
     cluster.join_driver("d1", "train.py", cluster.now)
     start(cluster)
-    cluster.lease_ended("n1", "a1")
+    cluster.actors.lease_ended("n1", "a1")
     cluster.leave_driver("d1")
-    assert cluster.find("a1") == Ended("its owner has ended")
+    assert cluster.actors.find("a1") == Ended("its owner has ended")
 
 
 def test_what_was_killed_by_somebody_else_is_not_started_again() -> None:
     cluster = Cluster(info("n1"))
     lease = start(cluster)
-    cluster.kill("a1")
-    cluster.lease_ended("n1", "a1")
-    assert cluster.find("a1") == Ended("it was killed")
+    cluster.actors.kill("a1")
+    cluster.actors.lease_ended("n1", "a1")
+    assert cluster.actors.find("a1") == Ended("it was killed")
     assert ask(cluster, 1) == Refused("it was killed")
     joined = cluster.join_node(info("n1"), 2, [lease], cluster.now)
     assert not isinstance(joined, Refused)
@@ -137,20 +137,20 @@ def test_what_was_killed_by_somebody_else_is_not_started_again() -> None:
 def test_also_between_two_processes_an_actor_can_be_killed() -> None:
     cluster = Cluster(info("n1"))
     start(cluster)
-    cluster.lease_ended("n1", "a1")
-    cluster.kill("a1")
-    assert cluster.find("a1") == Ended("it was killed")
+    cluster.actors.lease_ended("n1", "a1")
+    cluster.actors.kill("a1")
+    assert cluster.actors.find("a1") == Ended("it was killed")
     assert ask(cluster, 1) == Refused("it was killed")
 
 
 def test_a_new_master_learns_from_the_node_which_process_is_the_actor() -> None:
     old = Cluster(info("n1"))
     start(old)
-    old.lease_ended("n1", "a1")
+    old.actors.lease_ended("n1", "a1")
     lease = start(old, 1)
     cluster = Cluster()
     cluster.join_node(info("n1"), 2, [lease], cluster.now)
-    assert cluster.find("a1") == Found("n1")
+    assert cluster.actors.find("a1") == Found("n1")
     assert ask(cluster, 2) == StillHeld("a1")
-    cluster.lease_ended("n1", "a1", num_restarts=1)
-    assert cluster.find("a1") is None
+    cluster.actors.lease_ended("n1", "a1", num_restarts=1)
+    assert cluster.actors.find("a1") is None

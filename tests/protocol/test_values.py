@@ -179,7 +179,7 @@ def test_functions_of_main_travel_by_name_or_as_code(monkeypatch: pytest.MonkeyP
 
     double.__module__, double.__qualname__ = "__main__", "double"
     monkeypatch.setattr(sys.modules["__main__"], "double", double, raising=False)
-    by_name, as_code = encode_value({"f": double}), encode_value({"f": double}, by_value=True)
+    by_name, as_code = encode_value({"f": double}), encode_value({"f": double}, main_names=frozenset())
     assert decode_value(*received(by_name))["f"] is double
 
     # where `__main__` is another program

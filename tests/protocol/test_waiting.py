@@ -14,7 +14,7 @@ from tests.protocol.masters import Cluster, info
 def fill(cluster: Cluster, num_actors: int) -> None:
     for number in range(num_actors):
         assert cluster.want(f"x{number}") == "n1"
-        cluster.lease_started("n1", f"x{number}")
+        cluster.actors.lease_started("n1", f"x{number}")
 
 
 def test_equal_demands_are_served_in_the_order_of_arrival() -> None:
@@ -22,8 +22,8 @@ def test_equal_demands_are_served_in_the_order_of_arrival() -> None:
     fill(cluster, 2)
     for number in range(4):
         assert cluster.want(f"a{number}") == "waits"
-    cluster.lease_ended("n1", "x0")
-    cluster.lease_ended("n1", "x1")
+    cluster.actors.lease_ended("n1", "x0")
+    cluster.actors.lease_ended("n1", "x1")
     assert cluster.want("a4") == "waits"  # it asks while there is room, but is not the first
     assert cluster.granted() == ["a0 on n1", "a1 on n1"]
     assert cluster.waiting() == ["a2", "a3", "a4"]
@@ -34,22 +34,22 @@ def test_a_large_demand_is_overtaken_for_ten_seconds_only() -> None:
     assert cluster.want("y") == "n2"
     fill(cluster, 4)
     assert cluster.want("big", cpus=4) == "waits"
-    cluster.lease_ended("n1", "x0")
+    cluster.actors.lease_ended("n1", "x0")
     assert cluster.want("small1") == "n1"
     cluster.wait(9)
-    cluster.lease_ended("n1", "x1")
+    cluster.actors.lease_ended("n1", "x1")
     assert cluster.want("small2") == "n1"
     cluster.wait(1)
-    cluster.lease_ended("n1", "x2")
+    cluster.actors.lease_ended("n1", "x2")
     assert [cluster.want("small3"), cluster.want("small4", cpus=0)] == ["waits", "n2"]
     reason = "needs 1 CPU: what is free is kept for others that have waited longer"
-    assert cluster.why_waiting("small3") == reason
+    assert cluster.actors.why_waiting("small3") == reason
     for actor_id in ("small1", "x3"):
-        cluster.lease_ended("n1", actor_id)
+        cluster.actors.lease_ended("n1", actor_id)
         assert cluster.granted() == []
-    cluster.lease_ended("n2", "y")  # where the big one could never go
+    cluster.actors.lease_ended("n2", "y")  # where the big one could never go
     assert cluster.granted() == ["small3 on n2"]
-    cluster.lease_ended("n1", "small2")
+    cluster.actors.lease_ended("n1", "small2")
     assert cluster.granted() == ["big on n1"]
 
 
@@ -59,7 +59,7 @@ def test_who_waits_for_a_gpu_does_not_keep_others_from_cpus() -> None:
     cluster.wait(10)
     # One of the three free CPUs is kept for a2.
     assert [cluster.want("b1"), cluster.want("b2"), cluster.want("b3")] == ["n1", "n1", "waits"]
-    cluster.lease_ended("n1", "a1")
+    cluster.actors.lease_ended("n1", "a1")
     assert cluster.granted() == ["a2 on n1", "b3 on n1"]
 
 
@@ -69,7 +69,7 @@ def test_a_withdrawn_demand_keeps_nobody_waiting() -> None:
     assert cluster.want("big", cpus=4) == "waits"
     cluster.wait(10)
     assert cluster.want("small") == "waits"
-    cluster.withdraw("big")
+    cluster.actors.withdraw("big")
     assert cluster.granted() == ["small on n1"]
 
 
@@ -80,7 +80,7 @@ def test_a_large_demand_is_served_however_many_small_ones_keep_coming() -> None:
     assert cluster.want("big", cpus=4) == "waits"
     for second in range(30):  # each small one runs for four seconds, and another is always there
         cluster.want(f"small{second}")
-        cluster.lease_ended("n1", running.pop(0))
+        cluster.actors.lease_ended("n1", running.pop(0))
         granted = [grant.split()[0] for grant in cluster.granted()]
         if "big" in granted:
             assert second == 13  # patience ends after ten seconds, and four end within four
@@ -120,5 +120,5 @@ def test_many_of_one_shape_are_placed_in_one_pass() -> None:
     fill(cluster, 5)
     assert [cluster.want(f"a{number}") for number in range(5)] == ["waits"] * 5
     for number in range(5):
-        cluster.lease_ended("n1", f"x{number}")
+        cluster.actors.lease_ended("n1", f"x{number}")
     assert cluster.granted() == [f"a{number} on n1" for number in range(5)]

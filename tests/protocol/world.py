@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from asyncparl.errors import CallFate
+from asyncparl.protocol.calls import CallerState
 from asyncparl.protocol.frames import Frame, decode_frames
 from asyncparl.protocol.link import (
     AnswerArrived,
@@ -23,8 +24,9 @@ from asyncparl.protocol.link import (
     LinkState,
     Opened,
     PeerClosing,
+    TimeIsUp,
 )
-from asyncparl.protocol.messages import Call, CallKind, Cancelled, Item, Raised, Returned
+from asyncparl.protocol.messages import Call, CallKind, Cancel, Cancelled, Item, Raised, Returned, TimedOut
 from asyncparl.protocol.values import Encoded
 from tests.protocol.pair import REPORT, packed
 
@@ -43,6 +45,15 @@ class CallRecord:
     cancel_arrived: bool = False
     answer: str = ""
     """What its callee answered."""
+    deadline: float | None = None
+    """By the clock of its caller."""
+    is_overdue: bool = False
+    """Its caller has counted to the end, and waits for the last word."""
+    callee_deadline: float | None = None
+    """By the clock of its callee; None: none, or not any more."""
+    has_begun: bool = False
+    was_told_of: bool = False
+    """Its callee has said that its time is up."""
     num_items_sent: int = 0
     num_items_received: int = 0
 
@@ -65,12 +76,21 @@ class End:
 
 
 class World:
-    """Both ends. In every step `who` is 0 or 1, and `pick` chooses among what is possible."""
+    """Both ends. In every step `who` is 0 or 1, and `pick` chooses among what is possible.
+
+    Time passes only in `tick`. The clocks of the two ends run alike, and are a thousand seconds apart.
+    """
 
     def __init__(self, windows: tuple[int, int]) -> None:
+        self.seconds = 0.0
         self.ends = [End(LinkCore(name=f"end {i}", call_window=window), window) for i, window in enumerate(windows)]
         self.steps: dict[str, Callable[[int, int], None]] = {
             "call": self.call,
+            "timed_call": self.timed_call,
+            "tick": self.tick,
+            "expire": self.expire,
+            "begin": self.begin,
+            "overdue": self.overdue,
             "cancel": self.cancel,
             "grant": self.grant,
             "answer": self.answer,
@@ -87,12 +107,70 @@ class World:
         end = self.ends[who]
         if end.core.state is LinkState.LOST:
             return
-        record = CallRecord(f"call {len(end.calls)} of {who}".encode(), granted=pick % 3)
+        self._call(who, pick, None)
+
+    def timed_call(self, who: int, pick: int) -> None:
+        if self.ends[who].core.state is not LinkState.LOST:
+            self._call(who, pick, self._now(who) + 1 + pick % 4)
+
+    def _call(self, who: int, pick: int, deadline: float | None) -> None:
+        end = self.ends[who]
+        record = CallRecord(f"call {len(end.calls)} of {who}".encode(), granted=pick % 3, deadline=deadline)
         memory = bytearray(record.value)
-        call_id = end.core.call(CallKind.METHOD, "f", Encoded(b"", [memory]), credit=record.granted)
+        value = Encoded(b"", [memory])
+        call_id = end.core.call(CallKind.METHOD, "f", value, credit=record.granted, deadline=deadline)
         assert call_id not in end.calls
         end.calls[call_id] = record
         self._user_goes_on(who, pick, memory)
+
+    def tick(self, who: int, pick: int) -> None:
+        self.seconds += 1 + pick % 3
+
+    def expire(self, who: int, pick: int) -> None:
+        """A caller looks at its clock."""
+        end = self.ends[who]
+        due = [call_id for call_id in end.unsettled() if (end.calls[call_id].deadline or 1e9) <= self._now(who)]
+        if not due:
+            return
+        call_id = due[pick % len(due)]
+        record = end.calls[call_id]
+        was_overdue, record.is_overdue = record.is_overdue, True
+        match end.core.expire(call_id):
+            case CallerState.QUEUED:
+                assert not record.on_wire
+                record.outcome = "its time was up before it was sent"
+            case state:
+                assert state is (None if was_overdue else CallerState.SENT)
+
+    def begin(self, who: int, pick: int) -> None:
+        """The turn of a call has come."""
+        served = [call_id for call_id in self._served(who) if not self.ends[1 - who].calls[call_id].has_begun]
+        if served:
+            call_id = served[pick % len(served)]
+            record = self.ends[1 - who].calls[call_id]
+            in_time = record.callee_deadline is None or self._now(who) < record.callee_deadline
+            record.has_begun = self.ends[who].core.callee.begin(call_id, self._now(who))
+            assert record.has_begun == (in_time and not record.cancel_arrived)
+
+    def overdue(self, who: int, pick: int) -> None:
+        """A callee looks at its clock."""
+        end, now = self.ends[who], self._now(who)
+        overdue = end.core.callee.take_overdue(now)
+        due = [
+            call_id
+            for call_id in self._served(who)
+            if (self.ends[1 - who].calls[call_id].callee_deadline or 1e9) <= now
+        ]
+        assert sorted(overdue) == due
+        assert end.core.callee.next_deadline() > now
+        for call_id in overdue:
+            self._time_is_up(who, call_id)
+
+    def _time_is_up(self, who: int, call_id: int) -> None:
+        record = self.ends[1 - who].calls[call_id]
+        self.ends[who].core.time_is_up(call_id, "g", 7.0, self._now(who))
+        record.callee_deadline, record.cancel_arrived = None, True
+        record.was_told_of = not self.ends[who].said_goodbye
 
     def cancel(self, who: int, pick: int) -> None:
         end = self.ends[who]
@@ -108,7 +186,7 @@ class World:
             call_id = list(end.calls)[pick % len(end.calls)]
             record = end.calls[call_id]
             end.core.grant(call_id, 1 + pick % 2)
-            record.granted += 1 + pick % 2 if not record.outcome else 0
+            record.granted += 1 + pick % 2 if not (record.outcome or record.is_overdue) else 0
 
     def answer(self, who: int, pick: int) -> None:
         core, served = self.ends[who].core, self._served(who)
@@ -136,6 +214,7 @@ class World:
             memory = bytearray(record.value + b", item %d" % record.num_items_sent)
             core.send_item(call_id, Encoded(b"", [memory]))
             record.num_items_sent += 1
+            record.callee_deadline = None
             self._user_goes_on(who, pick, memory)
 
     def goodbye(self, who: int, pick: int) -> None:
@@ -164,13 +243,17 @@ class World:
         if not end.core.has_outgoing:
             return
         expected = end.core.next_outgoing
-        outgoing = end.core.take_outgoing()
-        assert outgoing is expected
+        outgoing = end.core.take_outgoing(self._now(who))
+        assert outgoing.value is expected.value
         match outgoing.message:
-            case Call(call_id):
-                end.calls[call_id].on_wire = True
+            case Call(call_id, timeout_s=timeout_s):
+                record = end.calls[call_id]
+                assert timeout_s == (None if record.deadline is None else max(0.0, record.deadline - self._now(who)))
+                record.on_wire = True
                 end.num_on_wire += 1
                 assert end.num_on_wire <= peer.window
+            case other:
+                assert other is expected.message
         if peer.core.state is not LinkState.LOST:
             peer.inbox.append(packed(outgoing))
 
@@ -191,44 +274,71 @@ class World:
         if isinstance(frame.message, Returned | Raised | Cancelled):
             end.num_on_wire -= 1
         match event:
+            case CallArrived() | CancelArrived() | GrantArrived():
+                self._check_served(who, frame, event)
+            case ItemArrived() | AnswerArrived() | TimeIsUp():
+                self._check_own(self.ends[who].calls[event.call_id], frame, event)
+            case Opened(hello):
+                assert hello.call_window == peer.window
+            case PeerClosing():
+                assert peer.said_goodbye
+            case None:
+                known = isinstance(frame.message, Item | Returned | Raised | Cancelled | TimedOut)
+                assert known or self._is_over(who, frame)
+
+    def _check_served(self, who: int, frame: Frame, event: CallArrived | CancelArrived | GrantArrived) -> None:
+        """What a callee hears."""
+        end, peer = self.ends[who], self.ends[1 - who]
+        match event:
             case CallArrived(call):
                 record = peer.calls[call.call_id]
                 assert not record.arrived
                 assert call.call_id > end.last_arrived
                 assert frame.buffers[0] == record.value
                 record.arrived, end.last_arrived = True, call.call_id
+                if call.timeout_s is not None:
+                    record.callee_deadline = self._now(who) + call.timeout_s
+                    end.core.callee.limit(call, record.callee_deadline)
             case CancelArrived(call_id):
                 record = peer.calls[call_id]
-                assert record.arrived and record.outcome and not record.answer and not record.cancel_arrived
+                assert record.arrived and not record.answer and not record.cancel_arrived
+                assert record.outcome or record.is_overdue
                 record.cancel_arrived = True
+                if record.callee_deadline is not None:
+                    self._time_is_up(who, call_id)
             case GrantArrived(call_id):
                 record = peer.calls[call_id]
                 assert record.arrived and not record.answer
-            case ItemArrived(call_id):
-                record = end.calls[call_id]
-                assert not record.outcome
+
+    @staticmethod
+    def _check_own(record: CallRecord, frame: Frame, event: ItemArrived | AnswerArrived | TimeIsUp) -> None:
+        """What a caller hears."""
+        assert not record.outcome
+        match event:
+            case TimeIsUp(_, message):
+                assert record.was_told_of
+                assert message.has_started == record.has_begun
+                assert message.running == ("f" if record.has_begun else "g")
+                record.outcome = "its time was up"
+            case ItemArrived():
                 assert frame.buffers[0] == record.value + b", item %d" % record.num_items_received
                 record.num_items_received += 1
                 assert record.num_items_received <= record.granted
-            case AnswerArrived(call_id):
-                record = end.calls[call_id]
-                assert not record.outcome
+            case AnswerArrived():
                 assert type(frame.message).__name__.lower() == record.answer
-                assert record.num_items_received == record.num_items_sent
+                assert record.num_items_received == record.num_items_sent or record.is_overdue
                 assert not frame.buffers or frame.buffers[0] == record.value
                 record.outcome = record.answer
-            case Opened(hello):
-                assert hello.call_window == peer.window
-            case PeerClosing():
-                assert peer.said_goodbye
-            case None:
-                assert isinstance(frame.message, Item | Returned | Raised | Cancelled) or self._is_over(who, frame)
 
     def _is_over(self, who: int, frame: Frame) -> bool:
-        """Whether a Cancel or Grant came after the answer left."""
-        return bool(self.ends[1 - who].calls[frame.message.call_id].answer)  # type: ignore[union-attr]
+        """Whether a Cancel or Grant came after the answer left, or a Cancel after the callee had given up by itself."""
+        record = self.ends[1 - who].calls[frame.message.call_id]  # type: ignore[union-attr]
+        return bool(record.answer) or (isinstance(frame.message, Cancel) and record.cancel_arrived)
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _now(self, who: int) -> float:
+        return self.seconds + 1000 * who
 
     def _served(self, who: int) -> list[int]:
         """The peer's calls that this end owes an answer."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asyncparl.rl import MLP, AtariDeep, AtariShallow, Model, default_model
+from asyncparl.rl import MLP, MLPLSTM, AtariDeep, AtariDeepLSTM, AtariShallow, AtariShallowLSTM, Model, default_model
 from asyncparl.rl.pixels import PixelConv2d
 
 
@@ -162,6 +162,37 @@ def test_the_default_model_follows_from_the_observation(obs_shape: tuple[int, ..
     assert type(model) is kind
     obs = torch.from_numpy(np.zeros((2, *obs_shape), dtype))
     assert model(obs)[0].shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("obs_shape", "dtype", "kind"),
+    [((4, 84, 84), np.uint8, AtariShallowLSTM), ((10, 5), np.float32, MLPLSTM), ((), np.int64, MLPLSTM)],
+)
+def test_the_default_model_may_have_an_lstm_of_256(obs_shape: tuple[int, ...], dtype: Any, kind: type) -> None:
+    model = default_model(obs_shape, dtype, num_actions=5, lstm=True)
+    assert type(model) is kind
+    state = model.initial_state(2)  # type: ignore[operator]
+    assert [part.shape for part in state] == [(2, 256), (2, 256)]
+    obs = torch.from_numpy(np.zeros((2, *obs_shape), dtype))
+    logits, values, (h, c) = model(obs, state)
+    assert (logits.shape, values.shape, h.shape, c.shape) == ((2, 5), (2,), (2, 256), (2, 256))
+
+
+LSTM_AND_HEAD = 4 * 256 * (256 + 256 + 2) + 7 * 257
+
+
+def test_networks_with_an_lstm_see_with_the_layers_of_those_without() -> None:
+    for net, plain, size in ((AtariShallowLSTM, AtariShallow, SHALLOW), (AtariDeepLSTM, AtariDeep, DEEP)):
+        torch.manual_seed(0)
+        model, other = net(6, obs_shape=(4, 84, 84)), plain(6)
+        assert num_parameters(model) == size - 7 * 257 + LSTM_AND_HEAD
+        model.torso.load_state_dict({n: t for n, t in other.state_dict().items() if not n.startswith("head")})
+        assert torch.equal(model.features(pixels(3, 4, 84, 84)), other.features(pixels(3, 4, 84, 84)))
+
+
+def test_an_lstm_forgets_little_at_first() -> None:
+    lstm = MLPLSTM(4, 3, num_units=8).lstm
+    assert (lstm.bias_ih + lstm.bias_hh).tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
 
 
 def test_images_that_no_model_fits_are_refused() -> None:

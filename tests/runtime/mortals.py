@@ -137,6 +137,12 @@ class Friend:
         await asyncparl.close(self.actor)
 
 
+def take_a_while(path: str) -> None:
+    Path(path).write_text("begun")
+    time.sleep(0.5)
+    Path(path).write_text("done")
+
+
 @asyncparl.remote_class
 class Stubborn:
     """Does not end when it is asked to."""
@@ -149,6 +155,20 @@ class Stubborn:
             time.sleep(seconds)
         finally:
             Path(path).write_text("finally")
+
+    def clean_up_slowly(self, path: str) -> None:
+        try:
+            time.sleep(600)
+        finally:
+            take_a_while(path)
+
+    def flush_slowly(self, path: str) -> None:
+        class Slow:
+            def flush(self) -> None:
+                take_a_while(path)
+
+        sys.stdout = Slow()  # type: ignore[assignment]
+        time.sleep(600)
 
     def ignore_sigterm(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

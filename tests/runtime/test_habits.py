@@ -6,8 +6,9 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -128,6 +129,84 @@ async def test_a_method_that_was_not_called_is_no_call() -> None:
                     await result  # type: ignore[misc]
 
 
-def test_options_of_the_wrong_kind_are_named() -> None:
-    with pytest.raises(TypeError, match="num_cpus must be a number, not 'a'"):
-        Subject.options(num_cpus="a")
+WRONG_OPTIONS = [
+    {"num_cpus": "a"},
+    {"num_cpus": True},
+    {"num_cpus": -1},
+    {"num_cpus": float("nan")},
+    {"num_cpus": 0.0001},
+    {"num_gpus": None},
+    {"num_gpus": -1},
+    {"num_gpus": 1.5},
+    {"max_memory": 1.5},
+    {"max_memory": "2 parsecs"},
+    {"max_memory": -1},
+    {"max_memory": 0},
+    {"max_restarts": "a"},
+    {"max_restarts": -1},
+    {"restart_window_s": "a"},
+    {"restart_window_s": 0},
+    {"max_concurrency": "2"},
+    {"max_concurrency": 1.5},
+    {"max_concurrency": 0},
+    {"labels": "zone=b"},
+    {"labels": {"zone": 1}},
+    {"labels": {"zone": "\udcff"}},
+    {"placement": []},
+    {"placement": "scatter"},
+    {"name": 5},
+    {"name": "x" * 201},
+    {"name": "\udcff"},
+    {"detached": "yes", "name": "x"},
+    {"detached": True},
+    {"detached": True, "name": "x", "max_restarts": 1},
+    {"call_timeout_s": "a"},
+    {"call_timeout_s": -1},
+]
+
+
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=repr)
+def test_what_an_option_cannot_be_is_an_error_that_begins_with_its_name(options: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^{next(iter(options))}\b"):
+        Subject.options(**options)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"address": 8010},
+        {"secret_file": 5},
+        {"cpus": "a"},
+        {"cpus": float("nan")},
+        {"cpus": -1},
+        {"files": 5},
+        {"files": [5]},
+        {"preload": 5},
+        {"preload": [5]},
+        {"start_method": 5},
+    ],
+    ids=repr,
+)
+async def test_what_an_argument_of_connect_cannot_be_is_an_error_that_begins_with_its_name(
+    arguments: dict[str, Any],
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^{next(iter(arguments))}\b"):
+        async with asyncparl.connect(**arguments):
+            pass
+
+
+async def test_mistaken_arguments_of_functions_are_named_and_harm_nothing() -> None:
+    async with asyncparl.connect():
+        subject, ours = Subject(), cast("Any", asyncparl)
+        mistakes: list[tuple[Callable[[], Any], str]] = [
+            (lambda: ours.get_actor(5), "name must be a text, not 5"),
+            (lambda: ours.close(subject.wait), "expected an actor, not <wait of"),
+            (lambda: ours.kill("subject"), "expected an actor, not 'subject'"),
+            (lambda: ours.set_attribute(Subject, "x", 1), "expected an actor, not <asyncparl.remote"),
+            (lambda: ours.set_attribute(subject, 5, 1), "the name of an attribute is a text, not 5"),
+            (lambda: ours.expose([], max_concurrency=0), "max_concurrency must be 1 or more, not 0"),
+        ]
+        for mistake, text in mistakes:
+            with pytest.raises((TypeError, ValueError), match=text):
+                await mistake()
+        assert await subject.wait(0) == "waited"

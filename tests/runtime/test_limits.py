@@ -133,6 +133,22 @@ def own_memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.parametrize("size", [1 << 17, 1 << 20])
+async def test_a_program_with_too_long_arguments_is_told_so_and_leaves_nothing_open(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "x" * size])
+    with trio.fail_after(LIMIT_S):
+        async with asyncparl.connect():
+            [node] = psutil.Process().children()
+            num_files = []
+            for _ in range(3):
+                with pytest.raises(asyncparl.ActorDied, match=r"sys\.path and arguments are too long"):
+                    await Worker().pid()
+                num_files.append(node.num_fds())
+            assert num_files[2] <= num_files[1]
+
+
 @pytest.mark.slow
 async def test_connecting_again_and_again_leaves_no_descriptors_open() -> None:
     num_files = []
@@ -216,7 +232,7 @@ FULL = """
         try:
             return await result
         except asyncparl.AsyncparlError as error:
-            return "No space left on device" in str(error), type(error).__name__
+            return "No space left on device" in str(error).splitlines()[0], type(error).__name__
 
     async def main():
         fill()

@@ -14,11 +14,12 @@ import trio
 
 import asyncparl
 from asyncparl import machine
-from asyncparl.protocol.control import ActorExited, Job
+from asyncparl.protocol.node_messages import ActorExited, Job
 from asyncparl.runtime import workers, zygote
 from asyncparl.runtime.memory import memory_of_groups
 from asyncparl.runtime.worker_pass import WorkerPass
-from asyncparl.runtime.workers import WorkerPool, WorkerSpec
+from asyncparl.runtime.worker_process import WorkerSpec
+from asyncparl.runtime.workers import WorkerPool
 from asyncparl.runtime.zygote_client import ZygoteKind
 from tests.runtime.mortals import Hog
 

@@ -360,7 +360,6 @@ def test_an_actor_may_be_made_before_the_main_guard(tmp_path: Path) -> None:
     assert run(tmp_path, files, "main.py") == "1 2 {'a': 1}\n"
 
 
-@pytest.mark.xfail(strict=True, reason="actors run the script only up to its connect()")
 def test_a_script_may_connect_before_it_defines_its_classes(tmp_path: Path) -> None:
     files = {
         "main.py": """
@@ -376,6 +375,109 @@ def test_a_script_may_connect_before_it_defines_its_classes(tmp_path: Path) -> N
         """
     }
     assert run(tmp_path, files, "main.py") == "1\n"
+
+
+def test_what_a_script_defines_after_connect_works_together_with_what_it_defines_before(tmp_path: Path) -> None:
+    files = {
+        "main.py": """
+            import asyncparl.blocking as asyncparl, dataclasses
+
+            class Base:
+                def twice(self): return 2 * self.step()
+
+            class Early:
+                def __init__(self, function): self.function = function
+
+            def early(x): return x + 1
+
+            cluster = asyncparl.connect()
+            table = {"a": 1}
+
+            def late(x): return early(x) + table["a"]
+
+            @dataclasses.dataclass
+            class Config:
+                n: int
+
+            class LateError(Exception): pass
+
+            @asyncparl.remote_class
+            class Sim(Base):
+                def step(self): return late(1)
+                def next(self, config): return isinstance(config, Config), Config(config.n + 1)
+                def fail(self): raise LateError("in the actor")
+                def is_early(self, thing): return type(thing) is Early, isinstance(self, Base), thing
+                def of_another(self): return Sim().step().result()
+
+            sim = Sim()
+            print(sim.step().result(), sim.twice().result(), sim.of_another().result())
+            known, config = sim.next(Config(1)).result()
+            print(known, config, type(config) is Config)
+            try:
+                sim.fail().result()
+            except LateError as error:
+                print(error)
+            *known, thing = sim.is_early(Early(lambda x: x)).result()
+            print(known, type(thing) is Early)
+            cluster.close()
+        """
+    }
+    assert run(tmp_path, files, "main.py").splitlines() == [
+        "3 6 3",
+        "True Config(n=2) True",
+        "in the actor",
+        "[True, True] True",
+    ]
+
+
+def test_a_class_after_connect_that_cannot_travel_is_one_clear_error(tmp_path: Path) -> None:
+    files = {
+        "main.py": """
+            import asyncparl.blocking as asyncparl
+            cluster = asyncparl.connect()
+
+            @asyncparl.remote_class
+            class Sim:
+                def count(self): return cluster.num_actors
+
+            try:
+                Sim().count().result()
+            except asyncparl.SerializationError as error:
+                print(error)
+            cluster.close()
+        """
+    }
+    text = run(tmp_path, files, "main.py")
+    assert text.startswith(
+        "the class Sim of Sim#1.__init__: a value of type type cannot be pickled: TypeError: <asyncparl"
+    )
+    assert "it cannot be sent. It is defined after `connect()`" in text and text.endswith("define it before\n")
+
+
+def test_a_class_that_only_the_program_itself_defines_is_one_clear_error(tmp_path: Path) -> None:
+    files = {
+        "main.py": """
+            import trio, asyncparl
+
+            @asyncparl.remote_class
+            class Sim:
+                def step(self, box): return 1
+
+            async def main():
+                async with asyncparl.connect():
+                    try:
+                        await Sim().step(Box())
+                    except asyncparl.SerializationError as error:
+                        print(error)
+
+            if __name__ == "__main__":
+                class Box: pass
+                trio.run(main)
+        """
+    }
+    text = run(tmp_path, files, "main.py")
+    assert "the arguments of step: " in text and "Can't get attribute 'Box'" in text
+    assert "main.py as actors import it: up to its connect(), and without what is under `if __name__" in text
 
 
 def test_files_that_a_program_writes_after_it_has_connected_are_read_by_its_actors(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import trio
 from trio.testing import MockClock
 
 from asyncparl.errors import ResourceError
-from asyncparl.protocol.cluster import START_LIMIT_S
-from asyncparl.protocol.control import AskPlace, Placed
+from asyncparl.protocol.leases import START_LIMIT_S
+from asyncparl.protocol.master_messages import AskPlace, Placed
 from asyncparl.protocol.resources import Demand, Lease
 from asyncparl.protocol.tickets import read_lease
 from asyncparl.runtime.places import LEASE_LIFE_S, Places
@@ -42,7 +42,7 @@ async def test_a_lease_is_over_at_its_node_before_the_place_goes_to_somebody_els
     with pytest.raises(ResourceError, match="started too late"):
         _at_node(placed)
     core.tick(trio.current_time())
-    assert core.actors() == {"a1": "granted on n1"}
+    assert core.placed() == {"a1": "granted on n1"}
     await trio.sleep(START_LIMIT_S - LEASE_LIFE_S)
     core.heard_node("n1", trio.current_time())
     core.tick(trio.current_time())
@@ -65,13 +65,13 @@ async def test_asking_again_renews_the_lease(autojump_clock: MockClock) -> None:
 async def test_the_lease_of_an_actor_that_waited_begins_when_it_gets_its_place(autojump_clock: MockClock) -> None:
     core, places = _two_cpus()
     places.ask("d1", AskPlace("a1", "A#1", Demand(2)))
-    core.lease_started("n1", "a1")
+    core.actors.lease_started("n1", "a1")
     waits = places.ask("d1", AskPlace("a2", "A#2", Demand(2)))
     assert not isinstance(waits, Placed)
 
     async def end_the_other() -> None:
         await trio.sleep(3600)
-        core.lease_ended("n1", "a1")
+        core.actors.lease_ended("n1", "a1")
         places.hand_out()
 
     async with trio.open_nursery() as nursery:
@@ -92,4 +92,4 @@ async def test_an_actor_that_runs_keeps_its_place_however_old_its_lease_is(autoj
     core.join_node(info("n1", 2), 2, [lease], trio.current_time())
     core.heard_node("n1", trio.current_time())
     core.tick(trio.current_time())
-    assert core.actors() == {"a1": "started on n1"}
+    assert core.placed() == {"a1": "started on n1"}

@@ -146,13 +146,47 @@ async def test_the_actors_of_a_node_that_is_silent_for_long_are_given_up_and_it_
             assert await Echo().add(1) == 1
 
 
+async def test_an_actor_is_ended_although_the_zygote_stands_still_and_the_others_go_on() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with asyncparl.connect():
+            scene = await make_scene()
+            actors = [Echo() for _ in range(2)]
+            pids = await asyncparl.gather([actor.pid() for actor in actors])
+            busy = actors[0].sleep(600)
+            for end, actor in zip((asyncparl.kill, close_impatiently), actors, strict=True):
+                scene.processes["zygote"].suspend()
+                with trio.fail_after(5):
+                    await end(actor)
+            with pytest.raises(asyncparl.ActorDied, match="it was killed by its owner"):
+                await busy
+            await gone(pids)
+            scene.processes["zygote"].suspend()
+            starting = Echo()
+            await trio.sleep(0.2)
+            with trio.fail_after(5):
+                await asyncparl.kill(starting)
+            await scene.goes_on()
+            for call in scene.calls.values():
+                call.cancel()
+            scene.stream.cancel()
+
+
+async def close_impatiently(actor: asyncparl.Proxy) -> None:
+    busy = actor.sleep(600)
+    with trio.move_on_after(0.1):
+        await asyncparl.close(actor)
+    with pytest.raises(asyncparl.ActorDied):
+        await busy
+
+
 @pytest.mark.slow
-@either_process
+@pytest.mark.parametrize("which", ["node", "zygote", "node and zygote"])
 async def test_a_process_that_stands_still_for_good_does_not_keep_the_block_open(which: str) -> None:
     with trio.fail_after(LIMIT_S):
         async with asyncparl.connect():
             scene = await make_scene()
-            scene.processes[which].suspend()
+            for name in which.split(" and "):
+                scene.processes[name].suspend()
             late = Echo().add(1)
         for call in [*scene.calls.values(), late]:
             with pytest.raises(asyncparl.ActorDied):
@@ -210,6 +244,21 @@ def test_a_program_that_stands_still_for_long_loses_nothing(program: subprocess.
     program.send_signal(signal.SIGCONT)
     assert program.communicate(timeout=LIMIT_S) == ("slept\n", "")
     assert program.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("which", ["node", "zygote", "node and zygote"])
+async def test_what_stands_still_when_the_program_ends_ends_with_it(
+    which: str, number: signal.Signals, program: subprocess.Popen[str]
+) -> None:
+    pids = pids_of(program)
+    zygote = psutil.Process(pids[0]).parent()
+    processes = {"node": zygote.parent(), "zygote": zygote}
+    for name in which.split(" and "):
+        processes[name].suspend()
+    program.send_signal(number)
+    with trio.fail_after(10):
+        await gone([*pids, *(process.pid for process in processes.values())])
 
 
 async def test_what_the_actors_of_a_killed_program_have_started_ends_with_it(program: subprocess.Popen[str]) -> None:

@@ -120,6 +120,20 @@ async def test_a_killed_worker_fails_its_calls_with_a_death_report() -> None:
         assert await Echo().add(1) == 1
 
 
+async def test_an_actor_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    async with asyncparl.connect():
+        echo = Echo()
+        assert await echo.add(1) == 1
+        folder.rmdir()
+        reason = rf"^Echo#2 died: .*it cannot start: .*No such file or directory: '{folder}'; the call was never"
+        with pytest.raises(asyncparl.ActorDied, match=reason):
+            await Echo().add(1)
+        assert await echo.add(1) == 2
+
+
 async def test_a_worker_that_exits_reports_its_code() -> None:
     async with asyncparl.connect():
         with pytest.raises(asyncparl.ActorDied, match="exited with code 7") as caught:

@@ -363,7 +363,7 @@ def test_a_fork_of_a_program_cannot_use_its_actors_and_does_not_harm_it(tmp_path
     """)
     write(tmp_path, {"program.py": program})
     done = run("program.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "RuntimeError 0\nhere\n" * 2)
+    assert (done.returncode, done.stdout) == (0, "NotConnectedError 0\nhere\n" * 2)
 
 
 @pytest.mark.slow
@@ -387,7 +387,7 @@ def test_forks_connect_for_themselves_and_so_does_who_has_made_them(tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = done.stdout.splitlines()
     assert lines == ["(1, 0) (1, 0)", "not connected", "parent"]
-    assert "this process was forked from one that used NNG" in last
+    assert "ResourceError('this process was forked from one that used NNG" in last
 
 
 # --- what is seen of its actors -----------------------------------------------------------------------------------

@@ -334,7 +334,7 @@ def test_generators_are_not_idempotent() -> None:
     [
         ({"max_restarts": -1}, "max_restarts must be 0 or more, not -1"),
         ({"restart_window_s": 0}, "restart_window_s must be more than 0"),
-        ({"max_restarts": 1, "detached": True, "name": "x"}, "a detached actor cannot have max_restarts"),
+        ({"max_restarts": 1, "detached": True, "name": "x"}, "detached and max_restarts exclude each other"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], text: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -51,6 +53,41 @@ async def test_one_that_does_not_hear_because_a_method_runs_gets_sigterm(tmp_pat
             await call
         assert caught.value.exit_code == 128 + signal.SIGTERM
         assert (tmp_path / "done").read_text() == "finally"
+
+
+@pytest.mark.parametrize("method", ["clean_up_slowly", "flush_slowly"])
+async def test_a_second_sigterm_interrupts_nothing_that_the_first_has_begun(method: str, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with asyncparl.connect():
+        actor = Stubborn()
+        pid = await actor.pid()
+        call = getattr(actor, method)(str(path))
+        await trio.sleep(0.2)
+        os.kill(pid, signal.SIGTERM)
+        with trio.fail_after(5):
+            while not path.exists():
+                await trio.sleep(0.001)
+        os.kill(pid, signal.SIGTERM)
+        with pytest.raises(asyncparl.ActorDied) as caught:
+            await call
+        assert (caught.value.exit_code, caught.value.log_tail) == (128 + signal.SIGTERM, ())
+        assert path.read_text() == "done"
+
+
+async def test_a_burst_of_sigterms_ends_an_actor_like_one() -> None:
+    async with asyncparl.connect():
+        for pause_s in (0.0, 1e-5, 1e-4, 1e-3):
+            actor = Stubborn()
+            pid = await actor.pid()
+            call = actor.sleep(600, os.devnull)
+            await trio.sleep(0.1)
+            with contextlib.suppress(ProcessLookupError):  # it was fast
+                for _ in range(10):
+                    os.kill(pid, signal.SIGTERM)
+                    time.sleep(pause_s)  # noqa: ASYNC251  # Trio's would take longer
+            with pytest.raises(asyncparl.ActorDied) as caught:
+                await call
+            assert (caught.value.exit_code, caught.value.log_tail) == (128 + signal.SIGTERM, ())
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from asyncparl.protocol.control import NodeTicket
+from asyncparl.protocol.master_messages import NodeTicket
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity
 from asyncparl.runtime.versions import our_versions

@@ -8,8 +8,8 @@ from collections import defaultdict
 from asyncparl.protocol.link import CALL_WINDOW
 from asyncparl.runtime.actor import ActorHandle
 from asyncparl.runtime.borrowed import BorrowedHandle
+from asyncparl.runtime.connected_driver import MAX_EVENTS
 from asyncparl.runtime.link import _MAX_OUTGOING, Link
-from asyncparl.runtime.node import _MAX_EVENTS
 from asyncparl.runtime.node_link import NodeLink
 from asyncparl.runtime.session import Session
 from asyncparl.runtime.stopping import REPORT_LIMIT_S
@@ -30,13 +30,16 @@ def after_step(world: World, users: Users) -> None:
     _queues_are_bounded(world)
     _orphans_end(world)
     _deaths_are_told(world, users)
+    _limits_hold(world, users)
 
 
 def when_quiet(world: World, users: Users) -> None:
     """Nothing has gone wrong for so long that everything must be in order."""
     _calls_are_settled(world, users)
+    _what_never_started_never_runs(world, users)
     _books_are_right(world)
     _results_kept_their_order(world, users)
+    _what_is_lent_is_held(world)
 
 
 def when_closed(world: World, users: Users) -> None:
@@ -52,12 +55,13 @@ def when_closed(world: World, users: Users) -> None:
     for what, left in (("actors", view.actors), ("programs", view.drivers), ("waiting", view.waiting)):
         if left:
             world.bug(f"the master knows of {what} that are gone: {left}")
-    directory = world.master._core._directory
+    directory = world.master._core.actors._directory
     if directory._ids or directory._known or directory._restarting:
         world.bug(f"names are left: {directory._ids} {directory._known} {directory._restarting}")
     for here in world.living_nodes():
-        if here.node._leases or here.pool.workers or here.node._drivers or here.node._followers:
-            world.bug(f"{here.process} holds {here.node._leases}, {here.node._drivers}, {here.node._followers}")
+        leases, followers = here.node._actors.leases(), here.node._actors._followers
+        if leases or here.pool.workers or here.node._drivers or followers:
+            world.bug(f"{here.process} holds {leases}, {here.node._drivers}, {followers}")
 
 
 def when_over(world: World) -> None:
@@ -70,6 +74,21 @@ def when_over(world: World) -> None:
         world.bug(f"left behind: {[type(thing).__name__ for thing in left]}")
 
 
+def _what_is_lent_is_held(world: World) -> None:
+    """What is lent over a link on which nothing is under way, the other end still looks at, or is about to return."""
+    saying = {link._channel for link in world.links if link.core.has_outgoing or link._refused}
+    for line in world.network.open_lines():
+        ends = line.link.dialer, line.link.acceptor
+        if any(end in saying or end.incoming.next_due() < float("inf") for end in ends):
+            continue
+        for lender, borrower in ((ends[0].arena, ends[1].arena), (ends[1].arena, ends[0].arena)):
+            if lender is not None and borrower is not None:
+                num_held = len(borrower._holds) + len(borrower._returns)
+                world.counts["lent when quiet"] += lender.num_lent
+                if lender.num_lent != num_held:
+                    world.bug(f"{line.name}: {lender.num_lent} blocks are lent, and {num_held} held")
+
+
 def _queues_are_bounded(world: World) -> None:
     for link in list(world.links):
         if link.core.num_outgoing > _MAX_OUTGOING + 2 * CALL_WINDOW:
@@ -78,7 +97,7 @@ def _queues_are_bounded(world: World) -> None:
             world.bug(f"{link.core.callee.num_open} calls are served at once")
     for here in world.living_nodes():
         for driver in here.node._drivers:
-            if driver.events.num_waiting > _MAX_EVENTS:
+            if driver.events.num_waiting > MAX_EVENTS:
                 world.bug(f"{driver.events.num_waiting} events wait for a program")
 
 
@@ -109,6 +128,20 @@ def _deaths_are_told(world: World, users: Users) -> None:
             world.bug(f"not told for {world.now - since:.1f} s that its actor is dead: {made}")
 
 
+def _limits_hold(world: World, users: Users) -> None:
+    """A call that may take only so long is settled by then, whatever goes wrong."""
+    for made in users.calls:
+        if world.now <= made.limit_at(world.jumped_s) or not made.is_unsettled or made.actor.driver.process.is_dead:
+            continue
+        world.bug(f"{made} had {made.timeout_s} s, and is not settled after {world.now - made.at:.3f} s")
+
+
+def _what_never_started_never_runs(world: World, users: Users) -> None:
+    for made in users.calls:
+        if made.never_started and world.witness.runs.get(made.number):
+            world.bug(f"{made} was said to have never started, and ran after that")
+
+
 def _owner_gone(world: World, worker: SimulatedWorker) -> tuple[float, bool]:
     lease = world.leases.get(worker.spec.actor_id)
     if lease is None:
@@ -135,14 +168,17 @@ def _books_are_right(world: World) -> None:
     view = world.master._core.describe(world.now)
     believed = {actor.actor_id: actor.node_id for actor in view.actors}
     running = {
-        actor_id: here.node._config.info.node_id for here in world.living_nodes() for actor_id in here.node._leases
+        lease.actor_id: here.node._config.info.node_id
+        for here in world.living_nodes()
+        for lease in here.node._actors.leases()
     }
     if believed != running:
         world.bug(f"the master believes {believed}, the nodes run {running}")
     for here in world.living_nodes():
-        if set(here.node._leases) != set(here.pool.workers):
-            world.bug(f"{here.process} has leases {list(here.node._leases)} and workers {list(here.pool.workers)}")
-        used = sum(lease.demand.cpus for lease in here.node._leases.values())
+        leases = here.node._actors.leases()
+        if {lease.actor_id for lease in leases} != set(here.pool.workers):
+            world.bug(f"{here.process} has leases {leases} and workers {list(here.pool.workers)}")
+        used = sum(lease.demand.cpus for lease in leases)
         node = next((node for node in view.nodes if node.node_id == here.node._config.info.node_id), None)
         if node is None or node.state != "ready":
             world.bug(f"{here.process} is {None if node is None else node.state} for the master")

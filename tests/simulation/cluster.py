@@ -21,31 +21,22 @@ import trio
 from asyncparl.errors import AsyncparlError
 from asyncparl.ids import new_actor_id, new_driver_id, new_node_id
 from asyncparl.protocol.cluster_view import ClusterView
-from asyncparl.protocol.control import (
-    ActorExited,
-    ActorOutput,
-    ActorStarted,
-    AskPlace,
-    DescribeCluster,
-    JoinDriver,
-    LeaveDriver,
-    NodeTicket,
-    StartActor,
-    StopActor,
-)
 from asyncparl.protocol.figures import WorkerFigures
+from asyncparl.protocol.master_messages import AskPlace, DescribeCluster, JoinDriver, LeaveDriver, NodeTicket
+from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, StartActor, StopActor
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, Demand
 from asyncparl.protocol.tickets import ticket_key_id
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.master import Master
 from asyncparl.runtime.master_link import MasterLink, ask
-from asyncparl.runtime.node import Node, NodeConfig
+from asyncparl.runtime.node import Node
+from asyncparl.runtime.node_config import NodeConfig
 from asyncparl.runtime.node_link import NodeLink
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
-from asyncparl.runtime.workers import WorkerSpec
+from asyncparl.runtime.worker_process import WorkerSpec
 from asyncparl.transport import Admission, Channel, Credentials
 from asyncparl.transport.memory import MemoryNetwork
 from asyncparl.transport.memory_link import MemoryChannel, MemoryLink

@@ -103,6 +103,7 @@ def jump(world: World, a: int, b: int) -> None:
     seconds = (0.4, 3.0, 12.0, 70.0)[a % 4]
     world.note("jump", seconds)
     world.disturbed(seconds)
+    world.jumped_s += seconds
     world.clock.jump(seconds)
 
 

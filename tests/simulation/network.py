@@ -17,6 +17,7 @@ from asyncparl.transport import Credentials, Visitor
 from asyncparl.transport.base import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TIMEOUT_S, Channel, Listener
 from asyncparl.transport.memory import MemoryListener, MemoryNetwork
 from asyncparl.transport.memory_link import MemoryChannel, MemoryLink
+from tests.simulation.contents import ROOM_BYTES
 from tests.simulation.process import Process, current_process
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SimulatedNetwork(MemoryNetwork):
     """Links between processes, each with delays of its own."""
 
     def __init__(self, world: World, *, queued_messages: int, latency: str, lossy_close: float) -> None:
-        super().__init__(queued_messages=queued_messages)
+        super().__init__(queued_messages=queued_messages, max_shared_bytes=ROOM_BYTES)
         self._world = world
         self._latency = LATENCIES[latency]
         self._lossy_close = lossy_close
@@ -105,6 +106,7 @@ class SimulatedNetwork(MemoryNetwork):
         route: str = "",
         encrypt: bool = False,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        shared_bytes: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> MemoryChannel:
         """As that of `MemoryNetwork`, through whatever is between the two machines."""
@@ -116,6 +118,7 @@ class SimulatedNetwork(MemoryNetwork):
             route=route,
             encrypt=encrypt,
             max_message_bytes=max_message_bytes,
+            shared_bytes=shared_bytes,
             timeout_s=timeout_s,
         )
         line = self.lines[channel.link]
@@ -129,9 +132,9 @@ class SimulatedNetwork(MemoryNetwork):
             self.lose(line)
         return channel
 
-    def new_link(self, dialer_limit: int, acceptor_limit: int) -> MemoryLink:
+    def new_link(self, dialer_limit: int, acceptor_limit: int, shared_bytes: int) -> MemoryLink:
         """What an accepted dial becomes."""
-        link = super().new_link(dialer_limit, acceptor_limit)
+        link = super().new_link(dialer_limit, acceptor_limit, shared_bytes)
         self.num_links += 1
         lots = random.Random(f"{self._world.seed}/{self.num_links}")
         self.lines[link] = line = Line(link, self.num_links, current_process(), lots)

@@ -42,6 +42,8 @@ ACTOR_ACTIONS = {
     "forget": 4,
     "cancel": 8,
     "gather": 5,
+    "timed": 8,
+    "timed_stream": 3,
     "stream": 10,
     "attribute": 2,
     "through": 9,
@@ -260,7 +262,7 @@ async def _end(world: World, users: Users) -> None:
 
 def _end_those_who_wait(world: World, users: Users) -> int:
     """Actors that have no place, and whoever waits for them may wait for ever; how many."""
-    waiting = set() if world.master is None else {each.actor_id for each in world.master._core._waiting}
+    waiting = set() if world.master is None else {each.actor_id for each in world.master._core._scheduler._waiting}
     actors = [actor for actor in users.actors if actor.actor_id in waiting and not actor.is_borrowed]
     for actor in actors:
         actor.driver.do(_as_user, users.close, actor, 1, 0)

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import trio
 
 import asyncparl.ids
+import asyncparl.runtime.lending
 import asyncparl.runtime.link
 import asyncparl.runtime.master
 import asyncparl.runtime.places
@@ -27,6 +28,7 @@ from asyncparl.runtime.pending import Pending
 from asyncparl.runtime.session import process_session
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
+from tests.simulation.contents import MIN_LENT_BYTES
 from tests.simulation.process import find_process
 from tests.simulation.simulated_workers import SimulatedMethodThread
 
@@ -89,6 +91,7 @@ def seeded(seed: str, report: Callable[[str], None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for target, name, value in (
             (asyncparl.ids, "secrets", _Secrets(lots)),
+            (asyncparl.runtime.lending, "MIN_LENT_BYTES", MIN_LENT_BYTES),
             (asyncparl.runtime.master, "os", _Os(lots)),
             (asyncparl.runtime.master, "time", _Time()),
             (asyncparl.runtime.places, "os", _Os(lots)),

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.protocol.control import ActorExited, ActorOutput, ActorStarted
 from asyncparl.protocol.figures import WorkerFigures
 from asyncparl.protocol.membership import Member, Membership
+from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted
 from asyncparl.runtime import zygote
 from asyncparl.runtime.accepting import visitors
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.worker import TERMINATED, _exit_code, _Worker
-from asyncparl.runtime.workers import WorkerSpec
+from asyncparl.runtime.worker_process import WorkerSpec
 from tests.simulation.process import Process, current_process, nursery_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ be right, and what is said of its fate must be true.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -17,60 +16,18 @@ from asyncparl.errors import (
     ActorDied,
     CallCancelled,
     CallFate,
+    CallTimedOut,
     NotConnectedError,
     ResourceError,
     SerializationError,
 )
+from tests.simulation.contents import content, is_content
+from tests.simulation.made import Actor, Made
 from tests.simulation.subjects import Helper, Host, Subject
 from tests.simulation.world import Driver, World
 
 DEAD = (ActorDied, ResourceError)
 """What any call may raise where things go wrong."""
-
-
-@dataclass(slots=True, eq=False)
-class Actor:
-    """Something that can be called, as one program holds it."""
-
-    driver: Driver
-    proxy: Any
-    name: str
-    is_borrowed: bool = False
-    is_doomed: bool = False
-    """Somebody has ended it, or it never could be."""
-    mood: str = "good"
-    is_detached: bool = False
-    is_exposed: bool = False
-    is_dropped: bool = False
-    max_restarts: int = 0
-    actor_id: str = ""
-
-    def __post_init__(self) -> None:
-        self.actor_id = self.proxy._handle.reference().process_id
-
-
-@dataclass(slots=True, eq=False)
-class Made:
-    """A call that was made."""
-
-    number: int
-    what: str
-    actor: Actor
-    call: Any
-    at: float
-    may_raise: tuple[type[BaseException], ...]
-    outcome: str = ""
-    is_given_up: bool = False
-    is_told_late: bool = False
-    inner: list[int] = field(default_factory=list)
-    """Calls that it makes itself."""
-
-    def __repr__(self) -> str:
-        return f"call {self.number} ({self.what} of {self.actor.name} by {self.actor.driver.process})"
-
-    @property
-    def is_unsettled(self) -> bool:
-        return self.call is not None and not self.call.done()
 
 
 class Users:
@@ -114,7 +71,7 @@ class Users:
     def make(self, actor: Actor, a: int, b: int) -> Made:
         """A call of some kind."""
         number = self._number()
-        value = (number, "x" * (a % 50))
+        value = (number, content(number, a))
         delay = (0.0, 0.001, 0.05, 1.0)[b % 4]
         kinds: list[Callable[[], tuple[str, Any, tuple[type[BaseException], ...]]]] = [
             lambda: ("echo", actor.proxy.echo(number, value), ()),
@@ -133,7 +90,7 @@ class Users:
     def _made(self, number: int, what: str, actor: Actor, call: Any, errors: tuple[type[BaseException], ...]) -> Made:
         if actor.mood == "raises":
             errors = (*errors, ValueError)
-        made = Made(number, what, actor, call, self.world.now, (*errors, *DEAD))
+        made = Made(number, what, actor, call, self.world.now, (*errors, *DEAD), jumped_s=self.world.jumped_s)
         self.calls.append(made)
         self.world.counts[f"call {what}"] += 1
         return made
@@ -168,9 +125,21 @@ class Users:
             self.world.bug(f"{made} raised", error)
         if isinstance(error, ActorDied):
             self._judge_death(made, error)
+        if isinstance(error, CallTimedOut):
+            self._judge_timeout(made, error)
         runs = self.world.witness.runs.get(made.number)
         if isinstance(error, (LookupError, SerializationError)) and not runs:
             self.world.bug(f"{made} raised what only its method raises, and never ran", error)
+
+    def _judge_timeout(self, made: Made, error: CallTimedOut) -> None:
+        runs = self.world.witness.runs.get(made.number)
+        made.never_started = error.has_started is False
+        if self.world.now < made.at + made.timeout_s - 1e-6:
+            self.world.bug(f"{made} had {made.timeout_s} s, and was given up before", error)
+        if error.has_started and not runs:
+            self.world.bug(f"{made} is said to have started, and never ran", error)
+        if made.never_started and runs:
+            self.world.bug(f"{made} is said to have never started, but ran in {runs}", error)
 
     def _judge_death(self, made: Made, error: ActorDied) -> None:
         runs = self.world.witness.runs.get(made.number)
@@ -196,12 +165,58 @@ class Users:
             not isinstance(value, tuple) or value[0] != (made.inner[0] if made.inner else made.number)
         ):
             self.world.bug(f"{made} returned {value!r}")
+        elif made.what in ("echo", "later", "again") and not is_content(*value):
+            self.world.bug(f"{made} returned something else than it was given: {value!r}")
 
     # --- using ----------------------------------------------------------------------------------------------
 
     async def call(self, actor: Actor, a: int, b: int) -> None:
         """One call, awaited."""
         await self.settle(self.make(actor, a, b))
+
+    async def timed(self, actor: Actor, a: int, b: int) -> None:
+        """One call that may take only so long, awaited; or several of them at once."""
+        for index in range(1 + 7 * (b % 2)):
+            number = self._number()
+            value, timeout_s = (number, "in time"), (0.002, 0.05, 0.5, 3.0, 20.0)[(a + index) % 5]
+            delay_s = (0.0, 0.03, 0.4, 5.0)[(a + b + index) % 4]
+            options = {"timeout_s": timeout_s}
+            if b % 3 == 0:
+                what, call = "echo", actor.proxy.echo.options(**options)(number, value)
+            elif b % 3 == 1 and not actor.is_exposed:
+                what, call = "again", actor.proxy.again.options(**options)(number, value)
+            else:
+                what, call = "later", actor.proxy.later.options(**options)(number, value, delay_s)
+            made = self._made(number, what, actor, call, (CallTimedOut,))
+            made.timeout_s = timeout_s
+            if b % 2:
+                actor.driver.do(self.settle, made)
+            else:
+                await self.settle(made)
+
+    async def timed_stream(self, actor: Actor, a: int, b: int) -> None:
+        """A stream each of whose items may take only so long."""
+        if actor.is_exposed:
+            return
+        number, timeout_s = self._number(), (0.05, 0.5, 3.0)[a % 3]
+        call = actor.proxy.items_later.options(timeout_s=timeout_s)(number, 5, (0.0, 0.03, 0.4, 5.0)[b % 4])
+        made = self._made(number, "items", actor, call, (CallTimedOut,))
+        made.timeout_s = timeout_s
+        try:
+            async for _ in call:
+                self._item_came(made)
+                made.timeout_s = float("inf")  # nobody waits
+                await trio.sleep((0.0, 1.0)[a % 2])
+                made.at, made.jumped_s, made.timeout_s = self.world.now, self.world.jumped_s, timeout_s
+            made.outcome = "returned"
+        except Exception as error:
+            self.raised(made, error)
+        self._item_came(made)
+        made.call, made.timeout_s = None, float("inf")
+
+    def _item_came(self, made: Made) -> None:
+        if self.world.now > made.limit_at(self.world.jumped_s):
+            self.world.bug(f"{made}: an item, or the end, came after {self.world.now - made.at:.3f} s")
 
     async def burst(self, actor: Actor, a: int, b: int) -> None:
         """Many calls at once, awaited in some order."""

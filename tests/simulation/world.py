@@ -19,7 +19,8 @@ from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, Lease
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.master import Master
-from asyncparl.runtime.node import Node, NodeConfig
+from asyncparl.runtime.node import Node
+from asyncparl.runtime.node_config import NodeConfig
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.session import Session, open_session
 from asyncparl.transport import Credentials
@@ -139,6 +140,8 @@ class World:
         self.is_calm = False
         """From now on nothing goes wrong any more."""
         self.last_fault_at = -float("inf")
+        self.jumped_s = 0.0
+        """By how much the clock has jumped, so far."""
         self._troubles: list[tuple[float, float]] = []
         """When something went wrong, and for how many seconds that may hold things up."""
         self.secrets = {role: random.Random(f"{seed}/{role}").randbytes(32) for role in ("node", "driver")}
@@ -223,7 +226,7 @@ class World:
         """A node has a new worker."""
         self.workers.append(worker)
         for here in self.nodes:
-            if (lease := here.node._leases.get(worker.spec.actor_id)) is not None:
+            if (lease := here.node._actors._leases.get(worker.spec.actor_id)) is not None:
                 self.leases[worker.spec.actor_id] = lease
 
     def start_master(self) -> None:

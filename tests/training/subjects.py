@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -58,6 +59,18 @@ class MisbehavingNumbered(_Misbehaviour, NumberedCatch):
     pass
 
 
+class SeedNoting(_Misbehaviour, Catch):
+    """Notes the seeds that it is given in `folder/seeds`."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        if seed is not None:
+            with (self._folder / "seeds").open("a") as file:
+                file.write(f"{seed}\n")
+        return super().reset(seed=seed, options=options)
+
+
 class Corridor(gymnasium.Env[NDArray[np.float32], Any]):
     """A user's own environment: walk right for 10 steps. The reward is how many steps were to the right."""
 
@@ -92,11 +105,29 @@ class LinearModel(Model):
         return self.logits(obs), self.value(obs).squeeze(-1)
 
 
+class RememberingModel(Model):
+    """A user's own model with a memory, for Counter and whatever else has flat observations."""
+
+    def __init__(self, obs_shape: Sequence[int], num_actions: int) -> None:
+        super().__init__()
+        self.cell = torch.nn.GRUCell(math.prod(obs_shape), 8)
+        self.logits = torch.nn.Linear(8, num_actions)
+        self.value = torch.nn.Linear(8, 1)
+
+    def initial_state(self, num_envs: int) -> torch.Tensor:
+        return torch.zeros(num_envs, 8)
+
+    def forward(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        state = self.cell(torch.sin(obs.flatten(1)), state)
+        return 3 * self.logits(state), self.value(state).squeeze(-1), state
+
+
 MISBEHAVING_ID = "tests.training.subjects:Misbehaving-v0"
 MISBEHAVING_NUMBERED_ID = "tests.training.subjects:MisbehavingNumbered-v0"
+SEED_NOTING_ID = "tests.training.subjects:SeedNoting-v0"
 CORRIDOR_ID = "tests.training.subjects:Corridor-v0"
 
-for name in ("Misbehaving", "MisbehavingNumbered", "Corridor"):
+for name in ("Misbehaving", "MisbehavingNumbered", "SeedNoting", "Corridor"):
     if f"{name}-v0" not in gymnasium.registry:
         entry_point = f"tests.training.subjects:{name}"
         gymnasium.register(f"{name}-v0", entry_point=entry_point, disable_env_checker=True, order_enforce=False)

@@ -99,10 +99,10 @@ class FakePredictor:
     def __init__(self) -> None:
         self.asked: list[NDArray[np.float32]] = []
 
-    def predict(self, obs: NDArray[np.float32]) -> FakeCall:
+    def predict(self, obs: NDArray[np.float32], state: None) -> FakeCall:
         self.asked.append(obs.copy())
         actions = obs[:, 2].astype(np.int64) % 4
-        return FakeCall((actions, -actions.astype(np.float32), len(self.asked)))
+        return FakeCall((actions, -actions.astype(np.float32), len(self.asked), state))
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5])

@@ -16,6 +16,7 @@ from asyncparl.training.batching import Batch, BatchAssembler
 
 T, B = 3, 4
 OBS_SHAPE = (2, 2)
+S = 5
 
 
 def make_rollout(
@@ -45,12 +46,18 @@ def make_rollout(
         bootstrap_obs=new_obs(num_columns),
         final_obs=new_obs(int(truncated.sum())),
         final_steps=np.argwhere(truncated),
+        initial_state=rng.random((num_columns, S), np.float32),
     )
 
 
-def make_assembler(num_batches: int = 2) -> BatchAssembler:
+def make_assembler(num_batches: int = 2, state_size: int | None = S) -> BatchAssembler:
     return BatchAssembler(
-        num_steps=T, num_columns=B, obs_shape=OBS_SHAPE, obs_dtype=np.dtype(np.uint8), num_batches=num_batches
+        num_steps=T,
+        num_columns=B,
+        obs_shape=OBS_SHAPE,
+        obs_dtype=np.dtype(np.uint8),
+        state_size=state_size,
+        num_batches=num_batches,
     )
 
 
@@ -63,7 +70,8 @@ def column(rollout: Rollout[Any], b: int) -> dict[str, Any]:
     }
     names = ("obs", "actions", "behaviour_log_probs", "rewards", "terminated", "truncated")
     contents = {name: getattr(rollout, name)[:, b].tolist() for name in names}
-    return contents | {"bootstrap_obs": rollout.bootstrap_obs[b].tolist(), "final_obs": finals}
+    per_column = {name: getattr(rollout, name)[b].tolist() for name in ("bootstrap_obs", "initial_state")}
+    return contents | per_column | {"final_obs": finals}
 
 
 def columns(rollout: Rollout[Any]) -> list[dict[str, Any]]:
@@ -209,6 +217,7 @@ def test_rollouts_may_be_read_only_views() -> None:
         bootstrap_obs=wide.bootstrap_obs[::2],
         final_obs=wide.final_obs[:0],
         final_steps=wide.final_steps[:0],
+        initial_state=wide.initial_state[::2],
     )
     for array in part:
         array.flags.writeable = False
@@ -243,3 +252,13 @@ def test_a_rollout_that_breaks_the_convention_is_named(change: dict[str, NDArray
 def test_a_rollout_that_does_not_fit_the_batch_is_refused(misfit: Rollout[NDArray[Any]], actual: str) -> None:
     with pytest.raises(ValueError, match=rf"^rollout.obs is {actual}, expected uint8 \[3, 1 to 4, 2, 2\]$"):
         make_assembler().add(misfit, 0)
+
+
+def test_only_a_model_with_a_memory_has_states() -> None:
+    without = make_rollout(B)._replace(initial_state=None)
+    batch = make_assembler(state_size=None).add(without, 0)
+    assert batch is not None and batch.rollout.initial_state is None
+    with pytest.raises(ValueError, match=r"^rollout.initial_state has None numbers in a row, expected 5$"):
+        make_assembler().add(without, 0)
+    with pytest.raises(ValueError, match=r"^rollout.initial_state has 5 numbers in a row, expected None$"):
+        make_assembler(state_size=None).add(make_rollout(B), 0)

@@ -35,6 +35,11 @@ WRONG = [
     ({"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
     ({"anneal_learning_rate": 1}, "anneal_learning_rate must be true or false, not 1"),
     ({"entropy_cost": -0.01}, "entropy_cost must be 0 or more"),
+    ({"final_entropy_cost": -0.01}, "final_entropy_cost must be 0 or more, not -0.01"),
+    ({"final_learning_rate": 1e-5}, "final_learning_rate is for a learning rate that is annealed"),
+    ({"final_learning_rate": float("inf"), "anneal_learning_rate": True}, "final_learning_rate must be 0 or more"),
+    ({"schedule_steps": 0}, "schedule_steps must be at least 1, not 0"),
+    ({"evaluate_every": 0}, "evaluate_every must be at least 1, not 0"),
     ({"discount": 1.01}, "discount must be between 0 and 1"),
     ({"max_grad_norm": 0}, "max_grad_norm must be more than 0"),
     ({"max_grad_norm": float("nan")}, "max_grad_norm must be more than 0, not nan"),
@@ -110,7 +115,9 @@ def test_only_the_settings_of_the_algorithm_are_saved() -> None:
     assert not any(value is None for name, value in saved["impala"].items() if name not in NONE_BY_DEFAULT)
 
 
-NONE_BY_DEFAULT = ("env_options", "model", "cluster")
+NONE_BY_DEFAULT = (
+    "env_options", "model", "cluster", "evaluate_every", "final_learning_rate", "final_entropy_cost", "schedule_steps",
+)  # fmt: skip
 
 
 def test_settings_that_were_saved_before_there_were_other_algorithms_are_impalas() -> None:

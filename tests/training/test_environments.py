@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from asyncparl.training.environments import (
     CATCH_ID,
     COUNTER_ID,
+    RECALL_ID,
     EnvironmentOptions,
     Episode,
     Transition,
@@ -51,6 +52,26 @@ def play(environment: VectorEnvironment, num_steps: int, seed: int = 0) -> tuple
     first = environment.reset()
     actions = rng.integers(environment.num_actions, size=(num_steps, environment.num_envs))
     return first, [environment.step(a) for a in actions]
+
+
+def test_recall_shows_its_cue_once_and_pays_for_the_answer_alone(make: Make) -> None:
+    environment = make(RECALL_ID, num_envs=5, arguments={"num_cues": 4, "delay": 2})
+    cues = set()
+    first = environment.reset()
+    for _ in range(20):
+        cue = first.argmax(1)
+        cues |= set(cue.tolist())
+        answers = np.array([cue[0], (cue[1] + 1) % 4, cue[2], cue[3], cue[4]])
+        waiting = [environment.step(cue) for _ in range(3)]
+        last = environment.step(answers)
+        assert np.array_equal(first, np.eye(5)[cue])
+        assert [t.next_obs.tolist() for t in waiting[:2]] == [[[0.0] * 5] * 5] * 2
+        assert waiting[2].next_obs.tolist() == [[0.0, 0.0, 0.0, 0.0, 1.0]] * 5
+        assert not any(t.rewards.any() or t.terminated.any() or t.truncated.any() for t in waiting)
+        assert last.rewards.tolist() == [1.0, 0.0, 1.0, 1.0, 1.0]
+        assert last.terminated.all()
+        first = last.next_obs
+    assert cues == {0, 1, 2, 3}
 
 
 # --- the interface, on gymnasium environments

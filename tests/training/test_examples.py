@@ -14,6 +14,8 @@ LIMIT_S = 150
 
 SMALL = "--env pong --num-actors 2 --seed 3 --steps 160"
 SCRIPTS = {
+    "own_model.py": ("--env CartPole-v1 --num-actors 1 --steps 640", "after 640 steps"),
+    "own_environment.py": ("--algorithm a2c --num-actors 1 --steps 640", "after 640 steps"),
     "hello.py": ("", "counted [0, 1, 2]"),
     "impala_atari.py": (f"{SMALL} --envs-per-actor 2 --unroll-length 5 --batch-columns 4", "in 8 updates"),
     "a2c_atari.py": (f"{SMALL} --envs-per-actor 2 --unroll-length 5", "in 8 updates"),

@@ -93,7 +93,7 @@ class Asker:
         await trio.testing.wait_all_tasks_blocked()
 
     async def _ask(self, numbers: tuple[int, ...]) -> None:
-        actions, log_probs, version = await self._predictor.predict(_obs(*numbers))
+        actions, log_probs, version, _ = await self._predictor.predict(_obs(*numbers))
         self.answers[numbers[0]] = (actions.tolist(), log_probs.tolist(), version)
 
     async def wait_for(self, number: int) -> None:

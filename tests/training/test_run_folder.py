@@ -22,7 +22,7 @@ def _read(folder: RunFolder) -> list[list[str]]:
 def _started(path: Path, *, steps: list[int]) -> RunFolder:
     folder = RunFolder.create(path)
     folder.write_config({"env": "pong"})
-    folder.start_reports(COLUMNS, step_column="agent_steps")
+    folder.start_reports(COLUMNS)
     for step in steps:
         folder.report({"agent_steps": step, "mean_return": step / 10}, {"episodes/mean_return": step / 10}, step=step)
     return folder
@@ -67,7 +67,7 @@ def test_a_resumed_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
     with (tmp_path / "progress.csv").open("a") as file:
         file.write("1")  # cut short by a crash
     folder = RunFolder.open(tmp_path)
-    folder.start_reports(COLUMNS, step_column="agent_steps", from_step=20)
+    folder.start_reports(COLUMNS, from_step=20)
     folder.report({"agent_steps": 25, "mean_return": 9.0}, {"episodes/mean_return": 9.0}, step=25)
     folder.close()
     assert _read(folder) == [COLUMNS, ["10", "1"], ["20", "2"], ["25", "9"]]
@@ -78,7 +78,7 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> No
 
     _started(tmp_path, steps=[10, 20, 30]).close()
     folder = RunFolder.open(tmp_path)
-    folder.start_reports(COLUMNS, step_column="agent_steps", from_step=20)
+    folder.start_reports(COLUMNS, from_step=20)
     folder.report({"agent_steps": 25, "mean_return": 9.0}, {"episodes/mean_return": 9.0}, step=25)
     folder.close()
     events = EventAccumulator(str(tmp_path))
@@ -90,7 +90,7 @@ def test_a_progress_file_with_other_columns_is_left_alone(tmp_path: Path) -> Non
     _started(tmp_path, steps=[10]).close()
     before = (tmp_path / "progress.csv").read_bytes()
     with pytest.raises(RunFolderError, match="has other columns"):
-        RunFolder.open(tmp_path).start_reports([*COLUMNS, "new"], step_column="agent_steps", from_step=10)
+        RunFolder.open(tmp_path).start_reports([*COLUMNS, "new"], from_step=10)
     assert (tmp_path / "progress.csv").read_bytes() == before
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,7 @@ async def test_divergence_is_reported_and_not_saved(tmp_path: Path) -> None:
     display = Watcher(lambda report: report.updates > 0, (tmp_path / "nan").touch)
     with pytest.raises(TrainingError, match=r"training diverged in update \d+"):
         await _run(trainer, display)
-    assert os.listdir(tmp_path / "run" / "checkpoints") == []
+    assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
 async def test_cancellation_saves_what_was_learned(tmp_path: Path) -> None:
@@ -169,8 +168,8 @@ async def test_cancellation_saves_what_was_learned(tmp_path: Path) -> None:
     with trio.CancelScope() as scope:
         await _run(trainer, Watcher(lambda report: report.updates > 0, scope.cancel))
     assert scope.cancelled_caught
-    (name,) = os.listdir(tmp_path / "checkpoints")
-    assert load_checkpoint(tmp_path / "checkpoints" / name).counters.updates > 0
+    (path,) = list_checkpoints(tmp_path / "checkpoints")
+    assert load_checkpoint(path).counters.updates > 0
 
 
 async def test_checkpoints_come_at_intervals(tmp_path: Path) -> None:

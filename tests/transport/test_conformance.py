@@ -30,19 +30,23 @@ KINDS = (
     Kind("memory"),
     Kind("tcp", has_keys=True),
     Kind("tcp", has_keys=True, encrypt=True),
+    Kind("ipc", has_keys=True),
     Kind("ipc", encrypt=True),
     Kind("memory", has_keys=True),
 )
 
 
 def _dial_as(credentials: Credentials | None, *, encrypt: bool) -> Dial:
-    async def dial_with(address: str, max_message_bytes: int, timeout_s: float, *, route: str = "") -> Channel:
+    async def dial_with(
+        address: str, max_message_bytes: int, timeout_s: float, *, route: str = "", shared_bytes: int = 0
+    ) -> Channel:
         return await dial(
             address,
             credentials=credentials,
             route=route,
             encrypt=encrypt,
             max_message_bytes=max_message_bytes,
+            shared_bytes=shared_bytes,
             timeout_s=timeout_s,
         )
 
@@ -60,6 +64,7 @@ def _transport(kind: Kind) -> Transport:
         _dial_as(me, encrypt=kind.encrypt),
         key_id="" if me is None else me.key_id,
         outsiders=[_dial_as(other, encrypt=kind.encrypt) for other in others],
+        shares=kind.scheme != "tcp" and not kind.encrypt,
     )
 
 
@@ -76,9 +81,9 @@ async def test_the_whole_kit_fails_for_a_transport_that_breaks_one_promise() -> 
         return transport.listen(1 << 30)
 
     async def dial_without_limit(
-        address: str, _max_message_bytes: int, timeout_s: float, *, route: str = ""
+        address: str, _max_message_bytes: int, timeout_s: float, *, route: str = "", shared_bytes: int = 0
     ) -> Channel:
-        return await transport.dial(address, 1 << 30, timeout_s, route=route)
+        return await transport.dial(address, 1 << 30, timeout_s, route=route, shared_bytes=shared_bytes)
 
     with pytest.raises(AssertionError, match="limit"):
-        await check_transport(Transport(listen_without_limit, dial_without_limit))
+        await check_transport(Transport(listen_without_limit, dial_without_limit, shares=True))

@@ -27,13 +27,17 @@ texts = st.text(max_size=60)
 
 
 def _dialer(
-    credentials: Credentials | None, *, limit: int = 1000, encrypt: bool = False, route: str = ""
+    credentials: Credentials | None, *, limit: int = 1000, encrypt: bool = False, share: bool = False, route: str = ""
 ) -> DialerHandshake:
-    return DialerHandshake(credentials, max_message_bytes=limit, encrypt=encrypt, route=route, nonce=DIALER_NONCE)
+    return DialerHandshake(
+        credentials, max_message_bytes=limit, encrypt=encrypt, share=share, route=route, nonce=DIALER_NONCE
+    )
 
 
-def _listener(ring: KeyRing | None, *, limit: int = 2000, nonce: bytes = LISTENER_NONCE) -> ListenerHandshake:
-    return ListenerHandshake(ring, limit, nonce=nonce, decoy=DECOY)
+def _listener(
+    ring: KeyRing | None, *, limit: int = 2000, may_share: bool = False, nonce: bytes = LISTENER_NONCE
+) -> ListenerHandshake:
+    return ListenerHandshake(ring, limit, may_share=may_share, nonce=nonce, decoy=DECOY)
 
 
 def _feed(listener: ListenerHandshake, data: bytes, chunk_bytes: int = 1000) -> bytes:
@@ -76,6 +80,17 @@ def test_both_sides_agree(route: str, encrypt: bool, limits: tuple[int, int], ch
     assert mine.encrypt is theirs.encrypt is encrypt
     assert listener.hello is not None
     assert (listener.hello.key_id, listener.hello.route) == (MEMBER.key_id if has_keys else "", route)
+
+
+@given(share=st.booleans(), may_share=st.booleans(), encrypt=st.booleans(), has_keys=st.booleans())
+def test_memory_is_shared_if_both_can_and_nothing_is_encrypted(
+    share: bool, may_share: bool, encrypt: bool, has_keys: bool
+) -> None:
+    dialer = _dialer(MEMBER if has_keys else None, share=share, encrypt=encrypt)
+    listener = _listener(keys if has_keys else None, may_share=may_share)
+    theirs = _shake_hands(dialer, listener)
+    assert listener.admission is not None
+    assert theirs.shares_memory is listener.admission.shares_memory is (share and may_share and not encrypt)
 
 
 @pytest.mark.parametrize("credentials", [WRONG_KEY, UNKNOWN, None], ids=["wrong key", "unknown key", "no key"])
@@ -143,10 +158,12 @@ def test_a_proof_is_no_use_to_the_other_role() -> None:
         _feed(listener, reply[-32:])
 
 
-@given(data=st.data(), has_keys=st.booleans())
-def test_a_bit_flipped_anywhere_lets_nobody_in(data: st.DataObject, has_keys: bool) -> None:
-    dialer = _dialer(MEMBER if has_keys else None, route="some/route")
-    listener = _listener(keys if has_keys else None)
+@given(data=st.data(), has_keys=st.booleans(), share=st.booleans(), may_share=st.booleans())
+def test_a_bit_flipped_anywhere_lets_nobody_in(
+    data: st.DataObject, has_keys: bool, share: bool, may_share: bool
+) -> None:
+    dialer = _dialer(MEMBER if has_keys else None, route="some/route", share=share)
+    listener = _listener(keys if has_keys else None, may_share=may_share)
     which = data.draw(st.sampled_from(["hello", "reply", "proof"]))
     with pytest.raises(HandshakeError):
         reply = _answer(listener, _flip(dialer.hello, data) if which == "hello" else dialer.hello)

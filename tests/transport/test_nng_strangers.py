@@ -64,7 +64,7 @@ async def _expect_service(listener: Listener, accepted: list[Channel]) -> None:
         NNG_HEADER * 8,
         pack_hello()[:7] + b"\x01" + pack_hello()[8:],
         pack_hello(0),
-        pack_hello()[:16] + b"\x02" + pack_hello()[17:],
+        pack_hello()[:16] + b"\x04" + pack_hello()[17:],
         pack_hello()[:33] + b"\xff\xff" + pack_hello()[35:] + bytes(1 << 20),
         pack_hello(route=257 * "x"),
         pack_hello(route="x")[:-1] + b"\xff",

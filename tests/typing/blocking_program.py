@@ -33,6 +33,7 @@ def main() -> None:
         sims = [Simulator("pong") for _ in range(8)]
         calls = [sim.sample(50) for sim in sims]
         first = calls[0].result(timeout=5)
+        sims[0].sample.options(timeout_s=5)(50).result()
         print(first, cluster.num_actors, cluster.describe().nodes)
         for call in asyncparl.as_completed(calls, timeout=5):
             print(call.result())

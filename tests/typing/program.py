@@ -24,7 +24,7 @@ class Simulator:
             yield self.sample(50)
 
 
-@asyncparl.remote_class(num_cpus=2, max_concurrency=4)
+@asyncparl.remote_class(num_cpus=2, max_concurrency=4, call_timeout_s=60)
 class Fast:
     def go(self) -> None: ...
 
@@ -49,6 +49,8 @@ async def main() -> None:
         print(len(results))
         with trio.fail_after(5):
             await sims[0].sample(50)
+        await sims[0].sample.options(timeout_s=5)(50)
+        print(await sims[0].frames.options(timeout_s=None))
         async for batch in sims[0].rollouts():
             print(batch)
         frames = await sims[0].frames

@@ -32,7 +32,12 @@ def test_the_documented_program_is_well_typed(program: Path, tmp_path: Path) -> 
     ("program", "right", "wrong", "complaint"),
     [
         (PROGRAM, 'Simulator("pong") for', "Simulator(7) for", 'incompatible type "int"'),
-        (PROGRAM, "num_cpus=2, max_concurrency=4", "num_cpu=2", 'Unexpected keyword argument "num_cpu"'),
+        (
+            PROGRAM,
+            "num_cpus=2, max_concurrency=4, call_timeout_s=60",
+            "num_cpu=2",
+            'Unexpected keyword argument "num_cpu"',
+        ),
         (PROGRAM, "results = await", "results =", '"Coroutine[Any, Any, list[Any]]"'),
         (BLOCKING_PROGRAM, 'Simulator("pong") for', "Simulator(7) for", 'incompatible type "int"'),
         (BLOCKING_PROGRAM, "gather(calls)", "gather(results)", 'Cannot determine type of "results"'),

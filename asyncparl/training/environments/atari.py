@@ -37,14 +37,22 @@ from asyncparl.training.environments.base import RawStep, VectorEnvironment
 from asyncparl.training.environments.options import EnvironmentOptions
 
 _NO_FRAME_LIMIT = 2**30
+SCREEN_SIZE = (210, 160)
+"""Height and width of the console's picture."""
 _GYMNASIUM_NAME = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?(?:-v\d+)?")
 
 
 class AtariEnvironment(VectorEnvironment):
     """N copies of one game; observations are uint8[frame_stack, height, width], oldest frame first."""
 
-    def __init__(self, rom_id: str, *, num_envs: int, seed: int, options: EnvironmentOptions) -> None:
+    def __init__(
+        self, rom_id: str, *, num_envs: int, seed: int, options: EnvironmentOptions, filmed: bool = False
+    ) -> None:
         self._simulator: AtariVectorEnv | None = _make(rom_id, num_envs, options)
+        # The same game again, in colour: with the same seed and the same actions it goes the same way.
+        self._camera: AtariVectorEnv | None = _make_camera(rom_id, options) if filmed else None
+        self._frame = np.zeros((1, 1, 3), np.uint8)
+        self.frames_per_s = 60 / options.frame_skip
         self._steps = np.zeros(num_envs, np.int64)  # since the start of the game
         self._max_steps = -(-options.max_frames // options.frame_skip)
         self._game_starts = np.zeros(num_envs, np.int32)
@@ -59,13 +67,18 @@ class AtariEnvironment(VectorEnvironment):
 
     def _reset(self, seed: int, out: NDArray[Any]) -> None:
         obs, info = self._running_simulator().reset(seed=seed)
+        if self._camera is not None:
+            self._frame = self._camera.reset(seed=seed)[0][0, -1].copy()
         out[:] = obs
         self._game_starts = _game_starts(info)
         self._steps[:] = 0
 
     def _step(self, actions: NDArray[np.integer[Any]], out: NDArray[Any]) -> RawStep:
         simulator = self._running_simulator()
-        obs, rewards, terminated, _, info = simulator.step(actions.astype(np.int64, copy=False))
+        actions = actions.astype(np.int64, copy=False)
+        obs, rewards, terminated, _, info = simulator.step(actions)
+        if self._camera is not None:
+            self._frame = self._camera.step(actions[:1])[0][0, -1].copy()
         game_starts = _game_starts(info)
         game_ended = game_starts != self._game_starts
         self._steps += 1
@@ -74,6 +87,8 @@ class AtariEnvironment(VectorEnvironment):
         final_obs = obs[truncated]
         if cut.any():
             obs, info = simulator.reset(options={"reset_mask": cut})
+            if self._camera is not None and cut[0]:
+                self._frame = self._camera.reset(options={"reset_mask": cut[:1]})[0][0, -1].copy()
             game_starts = _game_starts(info)
             game_ended |= cut
         out[:] = obs
@@ -81,8 +96,11 @@ class AtariEnvironment(VectorEnvironment):
         self._steps[game_ended] = 0
         return RawStep(rewards, terminated.copy(), truncated, game_ended, final_obs)
 
+    def frame(self) -> NDArray[np.uint8]:
+        return super().frame() if self._camera is None else self._frame.copy()
+
     def _close(self) -> None:
-        self._simulator = None
+        self._simulator = self._camera = None
 
     def _running_simulator(self) -> AtariVectorEnv:
         if self._simulator is None:
@@ -113,6 +131,18 @@ def _plain(name: str) -> str:
 
 def _make(rom_id: str, num_envs: int, options: EnvironmentOptions) -> AtariVectorEnv:
     height, width = options.screen_size
+    looks = {"img_height": height, "img_width": width, "stack_num": options.frame_stack}
+    return _make_simulator(rom_id, num_envs, options, looks)
+
+
+def _make_camera(rom_id: str, options: EnvironmentOptions) -> AtariVectorEnv:
+    """One copy that observes the screen as it is."""
+    height, width = SCREEN_SIZE
+    looks = {"img_height": height, "img_width": width, "stack_num": 1, "grayscale": False}
+    return _make_simulator(rom_id, 1, options, looks)
+
+
+def _make_simulator(rom_id: str, num_envs: int, options: EnvironmentOptions, looks: dict[str, Any]) -> AtariVectorEnv:
     return AtariVectorEnv(
         rom_id,
         num_envs,
@@ -121,14 +151,12 @@ def _make(rom_id: str, num_envs: int, options: EnvironmentOptions) -> AtariVecto
         repeat_action_probability=options.sticky_action_probability,
         full_action_space=options.full_action_set,
         autoreset_mode=AutoresetMode.SAME_STEP,
-        img_height=height,
-        img_width=width,
-        stack_num=options.frame_stack,
         frameskip=options.frame_skip,
         noop_max=options.noop_max,
         life_loss_info=options.episodic_life,
         reward_clipping=False,
         use_fire_reset=options.fire_on_reset,
+        **looks,
     )
 
 

@@ -54,6 +54,9 @@ class RawStep(NamedTuple):
 class VectorEnvironment(ABC):
     """N copies of one environment with discrete actions. An adapter implements `_reset`, `_step` and `_close`."""
 
+    frames_per_s = 30.0
+    """Of a video in which time passes as it should; a frame for every agent step."""
+
     def __init__(
         self,
         *,
@@ -127,6 +130,15 @@ class VectorEnvironment(ABC):
         """The episodes that ended since the last call, oldest first; the list is the caller's."""
         episodes, self._episodes = self._episodes, []
         return episodes
+
+    def frame(self) -> NDArray[np.uint8]:
+        """[height, width, 3] what the first sub-environment shows now, for people.
+
+        Raises:
+            RuntimeError: the environment was not made with `filmed=True`.
+            ValueError: it cannot be drawn after all, such as for want of a package.
+        """
+        raise RuntimeError("frame() needs an environment that was made with filmed=True")
 
     def close(self) -> None:
         """Free the simulators. May be called twice."""

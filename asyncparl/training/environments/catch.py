@@ -19,7 +19,10 @@ CATCH_ID = "asyncparl/Catch-v0"
 class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
     """A board of 10 rows and 5 columns: 1.0 where the ball or the paddle is. Actions: left, stay, right."""
 
-    def __init__(self, num_rows: int = 10, num_columns: int = 5) -> None:
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, num_rows: int = 10, num_columns: int = 5, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
         self.observation_space = spaces.Box(0.0, 1.0, (num_rows, num_columns), np.float32)
         self.action_space = spaces.Discrete(3)
         self._num_rows = num_rows
@@ -45,6 +48,10 @@ class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
         if landed:
             reward = 1.0 if self._ball_column == self._paddle else -1.0
         return self._board(), reward, landed, False, {}
+
+    def render(self) -> NDArray[np.uint8]:
+        """uint8[num_rows, num_columns, 3]"""
+        return np.repeat((255 * self._board()).astype(np.uint8)[:, :, None], 3, axis=2)
 
     def _board(self) -> NDArray[np.float32]:
         board = np.zeros((self._num_rows, self._num_columns), np.float32)

@@ -13,7 +13,12 @@ from asyncparl.training.environments.options import EnvironmentOptions
 
 
 def make_environment(
-    env_id: str, *, num_envs: int, seed: int = 0, options: EnvironmentOptions | None = None
+    env_id: str,
+    *,
+    num_envs: int,
+    seed: int = 0,
+    options: EnvironmentOptions | None = None,
+    filmed: bool = False,
 ) -> VectorEnvironment:
     """N copies of an environment, not yet reset.
 
@@ -24,10 +29,12 @@ def make_environment(
         num_envs: how many copies.
         seed: sub-environment i is seeded with `seed + i`; see `environment_seed` for many actors.
         options: None: the defaults.
+        filmed: `frame()` of the first copy will be wanted.
 
     Raises:
         ValueError: one line: the name is unknown (close ones are listed), a package that it needs is not installed,
-            an option does not concern it, or its observations or actions are of a kind that is not supported.
+            an option does not concern it, its observations or actions are of a kind that is not supported, or it is
+            to be filmed and cannot be.
     """
     options = EnvironmentOptions() if options is None else options
     if num_envs < 1:
@@ -37,8 +44,8 @@ def make_environment(
     if rom_id is not None:
         from asyncparl.training.environments.atari import AtariEnvironment
 
-        return AtariEnvironment(rom_id, num_envs=num_envs, seed=seed, options=options)
-    return _make_gymnasium(env_id, num_envs, seed, options)
+        return AtariEnvironment(rom_id, num_envs=num_envs, seed=seed, options=options, filmed=filmed)
+    return _make_gymnasium(env_id, num_envs, seed, options, filmed)
 
 
 def find_atari_game(env_id: str) -> str | None:
@@ -53,17 +60,23 @@ def find_atari_game(env_id: str) -> str | None:
     return find_rom(env_id)
 
 
-def _make_gymnasium(env_id: str, num_envs: int, seed: int, options: EnvironmentOptions) -> VectorEnvironment:
+def _make_gymnasium(
+    env_id: str, num_envs: int, seed: int, options: EnvironmentOptions, filmed: bool
+) -> VectorEnvironment:
     from asyncparl.training.environments.gymnasium import GymnasiumEnvironment
 
     if env_id.count(":") > 1:
         raise ValueError(f"an environment id is EnvId or module:EnvId, got {env_id!r}")
     try:
-        return GymnasiumEnvironment(env_id, num_envs=num_envs, seed=seed, options=options)
+        return GymnasiumEnvironment(env_id, num_envs=num_envs, seed=seed, options=options, filmed=filmed)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"no environment is called {env_id!r}{_hint(env_id)}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ValueError(f"{env_id!r} cannot be made: {str(error).splitlines()[0]}") from error
+    except TypeError as error:
+        if not options.arguments or "keyword argument" not in str(error):
+            raise  # a mistake inside of it: its author wants to see where
+        raise ValueError(f"{env_id!r} cannot be made with {dict(options.arguments)}: {error}") from error
 
 
 def _hint(env_id: str) -> str:

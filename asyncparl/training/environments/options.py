@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from asyncparl.training.protocols import PROTOCOLS, ProtocolName
+
 _ATARI = {"only_for": "Atari games"}
 _GYMNASIUM = {"only_for": "gymnasium environments"}
 
@@ -14,8 +16,7 @@ _GYMNASIUM = {"only_for": "gymnasium environments"}
 class EnvironmentOptions:
     """The preprocessing of an environment. An option that does not concern the environment at hand is an error.
 
-    The Atari defaults are those of Mnih et al. 2015 (doi:10.1038/nature14236) but for `episodic_life`, which is off.
-    Machado et al. 2018 (arXiv:1709.06009) is `sticky_action_probability=0.25, full_action_set=True, noop_max=0`.
+    `for_protocol` gives those of Mnih et al. 2015 or of Machado et al. 2018; see `asyncparl.training.protocols`.
 
     Attributes:
         clip_rewards: clip what the learner sees to [-1, 1]. None: for Atari games yes, else no. Statistics stay raw.
@@ -57,6 +58,17 @@ class EnvironmentOptions:
             raise ValueError(f"noop_max must be at least 0, got {self.noop_max}")
         if not 0 <= self.sticky_action_probability < 1:
             raise ValueError(f"sticky_action_probability must be in [0, 1), got {self.sticky_action_probability}")
+
+    @classmethod
+    def for_protocol(cls, protocol: ProtocolName, **others: Any) -> EnvironmentOptions:
+        """Those of an Atari protocol, "mnih2015" or "machado2018", but for others that are given.
+
+        Raises:
+            ValueError: there is no such protocol, or a value is wrong.
+        """
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {protocol!r}")
+        return cls(**{**PROTOCOLS[protocol], **others})
 
     def check_unused(self, env_id: str, *, is_atari: bool) -> None:
         """Raise ValueError if an option was set that means nothing to this environment."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import trio
 
-from asyncparl.transport.conformance import endings, listeners, messages, visitors, waiting
+from asyncparl.transport.conformance import endings, listeners, messages, sharing, visitors, waiting
 from asyncparl.transport.conformance.harness import CHECK_TIMEOUT_S as CHECK_TIMEOUT_S
 from asyncparl.transport.conformance.harness import Dial as Dial
 from asyncparl.transport.conformance.harness import Transport as Transport
@@ -68,4 +68,16 @@ CHECKS: tuple[Check, ...] = (
     visitors.check_a_visitor_that_has_gone_becomes_a_lost_channel,
     visitors.check_visitors_may_be_decided_in_any_order_and_without_their_listener,
     visitors.check_who_has_no_key_stays_outside,
+    sharing.check_there_is_an_arena_if_the_dialer_wants_one,
+    sharing.check_what_is_lent_is_seen_by_the_peer,
+    sharing.check_what_is_lent_is_a_copy,
+    sharing.check_borrowed_views_are_writable_and_outlive_the_channel,
+    sharing.check_a_block_is_returned_when_its_last_view_dies_in_any_thread,
+    sharing.check_a_full_arena_lends_nothing_and_waits_for_nobody,
+    sharing.check_what_is_not_returned_is_never_used_again,
+    sharing.check_an_end_knows_when_there_is_much_to_return,
+    sharing.check_what_is_made_in_place_is_lent_without_a_copy,
+    sharing.check_what_was_handed_over_is_copied_the_next_time,
+    sharing.check_foreign_memory_is_refused,
+    sharing.check_a_closed_channel_lends_and_borrows_nothing,
 )

@@ -20,7 +20,7 @@ class Dial(Protocol):
     """Connects to `Listener.address`."""
 
     def __call__(
-        self, address: str, max_message_bytes: int, timeout_s: float, *, route: str = ""
+        self, address: str, max_message_bytes: int, timeout_s: float, *, route: str = "", shared_bytes: int = 0
     ) -> Awaitable[Channel]: ...
 
 
@@ -33,12 +33,14 @@ class Transport:
         dial: connects to it, with a key that it knows if it asks for one.
         key_id: whose key that is; "" without one.
         outsiders: dial without a key that the listener knows, each in a way of its own.
+        shares: whether channels have an arena if the dialer wants one.
     """
 
     listen: Callable[[int], Listener]
     dial: Dial
     key_id: str = ""
     outsiders: Sequence[Dial] = ()
+    shares: bool = False
 
 
 def expect(truth: object, promise: str) -> None:
@@ -62,7 +64,9 @@ async def expect_error_later(kind: type[Exception], call: Callable[[], Awaitable
     raise AssertionError(f"no {kind.__name__}")
 
 
-async def connect(transport: Transport, listener: Listener, limit: int) -> tuple[Channel, Channel]:
+async def connect(
+    transport: Transport, listener: Listener, limit: int, shared_bytes: int = 0
+) -> tuple[Channel, Channel]:
     """A new channel of the listener, as seen by the dialer and by the acceptor."""
     accepted: list[Channel] = []
 
@@ -71,7 +75,7 @@ async def connect(transport: Transport, listener: Listener, limit: int) -> tuple
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(accept)
-        dialed = await transport.dial(listener.address, limit, CHECK_TIMEOUT_S)
+        dialed = await transport.dial(listener.address, limit, CHECK_TIMEOUT_S, shared_bytes=shared_bytes)
     return dialed, accepted[0]
 
 

@@ -69,6 +69,9 @@ class Commands:
     def call(self, name: str, method: str, *args: Any) -> Awaitable[Any]:
         return getattr(self._actors[name], method)(*args)  # type: ignore[no-any-return]
 
+    def call_within(self, timeout_s: float, name: str, method: str, *args: Any) -> Awaitable[Any]:
+        return getattr(self._actors[name], method).options(timeout_s=timeout_s)(*args)  # type: ignore[no-any-return]
+
     def stream(self, name: str, *args: Any) -> Awaitable[Any]:
         """All items of `count`, once it has ended."""
         return self.collect(name, "count", *args)

@@ -7,7 +7,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import trio
 
 import asyncparl
 
@@ -41,6 +44,13 @@ class Probe:
     def sleep(self, seconds: float) -> str:
         time.sleep(seconds)
         return "slept"
+
+    async def nap(self, path: str) -> None:
+        """For ever; when it is cancelled, that is noted in a file."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            Path(path).write_text("cancelled")
 
     def say(self, text: str) -> None:
         print(text, flush=True)

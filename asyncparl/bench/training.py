@@ -1,9 +1,5 @@
 """Training on Pong: agent steps a second with everything included, beside the bound of this machine.
 
-    python benchmarks/impala.py --save                       # IMPALA
-    python benchmarks/impala.py --algorithm a2c --save
-    python benchmarks/impala.py --algorithm ga3c --save
-
 The bound is what the machine could do if it did nothing but play, infer and learn: each stage is timed alone, on one
 thread, and the seconds of one agent step are summed and divided by the number of cores. Stages and training runs
 alternate, so that both see the machine in the same mood. Each stage handles as much at once as it does in training.
@@ -11,27 +7,30 @@ alternate, so that both see the machine in the same mood. Each stage handles as 
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
 import trio
-from _report import Row, report
 
 from asyncparl.algorithms import Rollout
+from asyncparl.bench.peers.workloads import TRAINING
+from asyncparl.bench.report import Emit, Row
 from asyncparl.rl import AtariShallow, keep_freed_memory
 from asyncparl.training import Trainer, TrainingConfig
+from asyncparl.training.display import SilentDisplay
 from asyncparl.training.environments import make_environment
 from asyncparl.training.metrics import Report
-from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS
+from asyncparl.training.presets import AlgorithmName
 from asyncparl.training.recipes import make_algorithm
 from asyncparl.training.sampler import ActorCriticPolicy
 
+MAX_RUNS = 3
+NUM_STEPS = 120_000
+WARM_UP_STEPS = 20_000
 TARGETS = {  # of steps a second, and of the bound in percent
     "impala": ("2,400", ""),
     "a2c": ("", "70"),
@@ -39,34 +38,61 @@ TARGETS = {  # of steps a second, and of the bound in percent
 }
 
 
-class Recorder:
+def measure(repeats: int, emit: Emit, *, algorithm: AlgorithmName) -> None:
+    """At most three runs: each takes half a minute."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    cores = len(os.sched_getaffinity(0))
+    config = TrainingConfig.for_this_machine("pong", algorithm=algorithm, steps=NUM_STEPS)
+    num_envs = envs_at_once(config)
+    stages: dict[str, list[float]] = {"environment": [], "inference": [], "learning": [], "bound": []}
+    trained, percents, lags = list[float](), list[float](), list[float]()
+    for _ in range(min(MAX_RUNS, repeats)):
+        rates = [environment_rate(num_envs), inference_rate(num_envs, config), learning_rate(config)]
+        bound = cores / sum(1 / rate for rate in rates)
+        for values, value in zip(stages.values(), [*rates, bound], strict=True):
+            values.append(value)
+        recorder = training_run(config)
+        trained.append(recorder.steps_per_s())
+        percents.append(100 * trained[-1] / bound)
+        lags.append(recorder.mean_lag())
+    bound_name = f"bound of {cores} cores"
+    setting = f"{config.num_actors} actors of {config.envs_per_actor} environments, {config.precision}"
+    steps_target, percent_target = TARGETS[algorithm]
+    emit(Row("environments alone, one thread", "steps/s", stages["environment"]))
+    emit(Row(f"policy alone, batch {num_envs}, one thread", "steps/s", stages["inference"]))
+    emit(Row("learner alone, one thread", "steps/s", stages["learning"]))
+    emit(Row(bound_name, "steps/s", stages["bound"]))
+    emit(Row(TRAINING, "steps/s", trained, target=steps_target, limit=bound_name, note=setting))
+    emit(Row("training, of the bound", "%", percents, target=percent_target))
+    emit(Row("policy lag, mean", "updates", lags))
+
+
+class Recorder(SilentDisplay):
     """A display that keeps the steady part of a run: the steps between two moments."""
 
     def __init__(self, warm_up_steps: int) -> None:
         self._warm_up_steps = warm_up_steps
-        self.first: tuple[float, int] | None = None
-        self.last: tuple[float, int] = (0.0, 0)
-        self.report: Report | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        print(text)
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, int] = (0.0, 0)
+        self._report: Report | None = None
 
     def show(self, figures: Report) -> None:
-        if self.first is None and figures.agent_steps >= self._warm_up_steps:
-            self.first = (time.perf_counter(), figures.agent_steps)
-        if self.first is None or figures.agent_steps > self.last[1]:
-            self.last = (time.perf_counter(), figures.agent_steps)
-        self.report = figures
+        if self._first is None and figures.agent_steps >= self._warm_up_steps:
+            self._first = (time.perf_counter(), figures.agent_steps)
+        if self._first is None or figures.agent_steps > self._last[1]:
+            self._last = (time.perf_counter(), figures.agent_steps)
+        self._report = figures
 
     def steps_per_s(self) -> float:
-        assert self.first is not None
-        return (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
+        """Of the steady part."""
+        if self._first is None or self._last[1] <= self._first[1]:
+            raise RuntimeError(f"a run of {self._last[1]} steps has no part after its warm-up")
+        return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+
+    def mean_lag(self) -> float:
+        """Of the last report."""
+        return self._report.mean_lag if self._report else float("nan")
 
 
 def envs_at_once(config: TrainingConfig) -> int:
@@ -124,52 +150,8 @@ def learning_rate(config: TrainingConfig, num_updates: int = 12) -> float:
 
 def training_run(config: TrainingConfig) -> Recorder:
     """A short training run, past its warm-up."""
-    recorder = Recorder(warm_up_steps=20_000)
+    recorder = Recorder(WARM_UP_STEPS)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, run_dir=Path(folder) / "run")
         trio.run(trainer.run, recorder)
     return recorder
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", choices=ALGORITHM_NAMES, default="impala", help="(default impala)")
-    parser.add_argument("--repeats", type=int, default=3, help="samples of each row (default 3)")
-    parser.add_argument("--steps", type=int, default=120_000, help="agent steps of one run (default 120,000)")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/ALGORITHM.{md,json}")
-    arguments = parser.parse_args()
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    cores = len(os.sched_getaffinity(0))
-    config = TrainingConfig.for_this_machine("pong", algorithm=arguments.algorithm, steps=arguments.steps)
-    num_envs = envs_at_once(config)
-    stages: dict[str, list[float]] = {"environment": [], "inference": [], "learning": [], "bound": []}
-    trained, ratios, lags = [], [], []
-    for _ in range(arguments.repeats):
-        rates = [environment_rate(num_envs), inference_rate(num_envs, config), learning_rate(config)]
-        bound = cores / sum(1 / rate for rate in rates)
-        for values, value in zip(stages.values(), [*rates, bound], strict=True):
-            values.append(value)
-        recorder = training_run(config)
-        trained.append(recorder.steps_per_s())
-        ratios.append(100 * trained[-1] / bound)
-        assert recorder.report is not None
-        lags.append(recorder.report.mean_lag)
-    rows = [
-        Row("environments alone, one thread", "steps/s", stages["environment"]),
-        Row(f"policy alone, batch {num_envs}, one thread", "steps/s", stages["inference"]),
-        Row("learner alone, one thread", "steps/s", stages["learning"]),
-        Row(f"bound of {cores} cores", "steps/s", stages["bound"]),
-        Row("training, everything included", "steps/s", trained, target=TARGETS[arguments.algorithm][0]),
-        Row("training, of the bound", "%", ratios, target=TARGETS[arguments.algorithm][1]),
-        Row("policy lag, mean", "updates", lags),
-    ]
-    title = (
-        f"{DEFAULTS[config.algorithm].title} on Pong: shallow net, {config.precision}, "
-        f"{config.num_actors} actors of {config.envs_per_actor} environments"
-    )
-    report(title, rows, save_as=arguments.algorithm if arguments.save else None)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,108 @@
+"""Groups of actors without `async`: `with supervise() as group: sim = group.add(Simulator)`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+import trio
+
+from asyncparl.errors import ActorDied, NotConnectedError
+from asyncparl.protocol.restarts import Strategy
+from asyncparl.runtime import group as with_async
+from asyncparl.runtime.call import call_in_loop, check_thread
+from asyncparl.runtime.event_loop import EventLoop
+from asyncparl.runtime.group import Group
+from asyncparl.runtime.session import current_session
+
+
+@contextlib.contextmanager
+def supervise(
+    strategy: Strategy = "one_for_one", *, max_restarts: int = 3, restart_window_s: float | None = 60.0
+) -> Iterator[Group]:
+    """Supervise the actors that are added to the group. Arguments and errors as `asyncparl.supervise`.
+
+    A thread cannot be cancelled. When the group has no restart left, its actors are killed, so whoever waits for one of
+    them hears of it. What leaves the block is the last death, as `ActorDied`, at the latest where the block ends.
+
+    Ctrl-C interrupts the wait for the end of the actors, which goes on.
+
+    Raises:
+        NotConnectedError: nothing is connected.
+        RuntimeError: this is the thread of an event loop.
+    """
+    check_thread("with supervise()", "`async with asyncparl.supervise():`")
+    block = with_async.supervise(strategy, max_restarts=max_restarts, restart_window_s=restart_window_s)
+    held = _HeldGroup(current_session("supervise(...)").loop, block)
+    group = held.open()
+    try:
+        yield group
+    except BaseException as error:
+        held.close(by_force=True)
+        if group.failure is not None and isinstance(error, ActorDied):
+            raise group.failure from error
+        raise
+    held.close(by_force=False)
+    if group.failure is not None:
+        raise group.failure
+
+
+class _Left(Exception):
+    """Ends the block of a group whose other half, in a thread, was left by an exception."""
+
+
+class _HeldGroup:
+    """The block of a group, held open in an event loop, for a thread outside of that."""
+
+    def __init__(self, loop: EventLoop, block: AbstractAsyncContextManager[Group]) -> None:
+        self._loop = loop
+        self._block = block
+        self._group: Group | None = None
+        self._error: Exception | None = None
+        """Why there is no group."""
+        self._opened = trio.Event()
+        self._left = trio.Event()
+        self._ended = trio.Event()
+
+    def open(self) -> Group:
+        """Enter it. Raises what that raises."""
+        try:
+            return call_in_loop(self._loop, "supervise(...)", self._open).result()
+        except BaseException:
+            self._loop.run_soon(self._left.set)
+            raise
+
+    def close(self, *, by_force: bool) -> None:
+        """Leave it, and wait until its actors have ended. If it fails, the group knows how."""
+        with contextlib.suppress(NotConnectedError):  # that was closed meanwhile, and so were the actors
+            call_in_loop(self._loop, "the end of supervise()", partial(self._close, by_force)).result()
+
+    async def _open(self) -> Group:
+        trio.lowlevel.spawn_system_task(self._hold)
+        await self._opened.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._group is not None
+        return self._group
+
+    async def _close(self, by_force: bool) -> None:
+        self._by_force = by_force
+        self._left.set()
+        await self._ended.wait()
+
+    async def _hold(self) -> None:
+        try:
+            async with self._block as self._group:
+                self._opened.set()
+                await self._left.wait()
+                if self._by_force:
+                    raise _Left
+        except (_Left, ActorDied):
+            pass
+        except Exception as error:
+            self._error = error
+        finally:
+            self._opened.set()
+            self._ended.set()

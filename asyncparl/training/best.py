@@ -1,0 +1,57 @@
+"""The best checkpoint of a run: kept beside the last ones, whatever becomes of the policy later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from asyncparl.training.checkpoint import BEST_NAME, Checkpoint, Score, load_checkpoint, save_best
+from asyncparl.training.errors import RunFolderError
+
+
+class BestCheckpoint:
+    """Keeps checkpoints/best.pt the one with the highest score.
+
+    Args:
+        folder: of the checkpoints; what it has from earlier in the run counts, if its score is of the same kind.
+        kind: of the scores; see `Score`.
+        say: told when a file cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, kind: str, *, say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._say = say
+        self.path = folder / BEST_NAME
+        self.score = self._earlier_score()
+
+    def _earlier_score(self) -> Score | None:
+        if not self.path.exists():
+            return None
+        try:
+            score = load_checkpoint(self.path).score
+        except RunFolderError as error:
+            self._say(str(error))
+            return None
+        return score if score is not None and score.kind == self._kind else None
+
+    def is_beaten_by(self, mean_return: float) -> bool:
+        """Whether a policy with such returns is better than all before it."""
+        return self.score is None or mean_return > self.score.mean_return
+
+    async def offer(self, checkpoint: Checkpoint, mean_return: float) -> None:
+        """Put it in the place of the best one, if it is better.
+
+        That the disk is full is said, and is no error: it may have room later.
+        """
+        if not self.is_beaten_by(mean_return):
+            return
+        score = Score(mean_return, self._kind)
+        try:
+            await trio.to_thread.run_sync(save_best, checkpoint, score, self._folder)
+        except OSError as error:
+            self._say(f"the best checkpoint could not be written: {error}")
+        else:
+            self.score = score

@@ -1,0 +1,66 @@
+"""A run that is looked at from outside: its settings, and the weights that it has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncparl.training.build import ModelClass, find_interface, import_model, make_model
+from asyncparl.training.checkpoint import BEST_NAME, Checkpoint, load_checkpoint, load_latest
+from asyncparl.training.config import TrainingConfig
+from asyncparl.training.errors import ConfigError, RunFolderError
+from asyncparl.training.run_files import CHECKPOINT_FOLDER, read_config
+
+BEST, LAST = "best", "last"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """What the folder of a run says."""
+
+    path: Path
+    config: TrainingConfig
+    model_class: ModelClass | None
+
+    @classmethod
+    def open(cls, path: Path) -> TrainedRun:
+        """Read the settings of a run; it may be under way.
+
+        Raises:
+            RunFolderError: there is no run in the folder.
+            ConfigError: its environment or its model is not to be had here.
+        """
+        config = TrainingConfig.from_json(read_config(path))
+        return cls(path, config, None if config.model is None else import_model(config.model))
+
+    def checkpoint(self, which: str, *, warn: Callable[[str], None] = lambda _: None) -> Checkpoint:
+        """The "best" or the "last" one, or that in the file of this name.
+
+        Args:
+            warn: told of newer checkpoints that cannot be read.
+
+        Raises:
+            RunFolderError: there is no such checkpoint.
+        """
+        folder = self.path / CHECKPOINT_FOLDER
+        if which == LAST:
+            return load_latest(folder, warn=warn)
+        if which == BEST and not (folder / BEST_NAME).exists():
+            raise RunFolderError(
+                f"there is no {BEST_NAME} in {folder}: it comes with the first evaluation, or after 100 episodes"
+            )
+        return load_checkpoint(folder / BEST_NAME if which == BEST else Path(which))
+
+    def names(self) -> list[str]:
+        """What `checkpoint` can be asked for: the best one, if there is one, and the last."""
+        has_best = (self.path / CHECKPOINT_FOLDER / BEST_NAME).exists()
+        return [BEST, LAST] if has_best else [LAST]
+
+    def check_fit(self, checkpoint: Checkpoint) -> None:
+        """Raise ConfigError if the environment or the model is another one now than it was for the checkpoint."""
+        model = make_model(find_interface(self.config), self.model_class, lstm=self.config.lstm)
+        try:
+            model.set_weights(checkpoint.model_weights())
+        except ValueError as error:
+            raise ConfigError(f"the checkpoint does not fit model and environment: {error}") from error

@@ -1,0 +1,60 @@
+"""The arithmetic and the simulation behind docs/scaling.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from asyncparl.training import TrainingConfig
+from benchmarks import scaling
+from benchmarks.scaling import Inputs, Setup, count_until, simulate, single_frame_bytes, tables
+
+CONFIG = TrainingConfig(env="pong", precision="bf16")
+STEPS = CONFIG.unroll_length * CONFIG.envs_per_actor
+FAST = Setup(num_actors=4, play_rate=1000.0, learn_rate=1e9, link_bytes_s=1e15, loop_s=1e-9)
+
+
+@pytest.mark.slow
+def test_the_document_has_the_tables_that_follow_from_the_figures() -> None:
+    record = json.loads(scaling.RESULTS.with_suffix(".json").read_text())
+    document = scaling.DOCUMENT.read_text()
+    assert scaling.into_document(tables(Inputs(**record["inputs"]), CONFIG), document) == document
+
+
+def test_a_frame_that_is_sent_once_is_not_sent_four_times() -> None:
+    saved = scaling.rollout_bytes(CONFIG) - single_frame_bytes(CONFIG)
+    # Four frames for each of 21 observations, against 24 different ones.
+    assert saved == (4 * 21 - 24) * 84 * 84 * CONFIG.envs_per_actor
+
+
+def test_actors_that_nothing_holds_up_play_as_fast_as_they_can() -> None:
+    outcome = simulate(FAST, CONFIG)
+    assert math.isclose(outcome.steps_per_s, 4 * 1000.0, rel_tol=0.01)
+    assert outcome.full() == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "steps_per_s"),
+    [
+        ({"learn_rate": 2000.0}, "learner", 2000.0),
+        ({"link_bytes_s": 2000.0 / STEPS * scaling.rollout_bytes(CONFIG)}, "network", 2000.0),
+        ({"loop_s": STEPS / 2000.0}, "event loop", 2000.0),
+    ],
+)
+def test_the_slowest_stage_holds_up_all_others(changes: dict[str, float], full: str, steps_per_s: float) -> None:
+    outcome = simulate(dataclasses.replace(FAST, **changes), CONFIG)
+    assert outcome.full() == full
+    assert math.isclose(outcome.steps_per_s, steps_per_s, rel_tol=0.01)
+
+
+def test_more_actors_than_the_learner_takes_add_lag_and_nothing_else() -> None:
+    few, many = (simulate(dataclasses.replace(FAST, num_actors=num, learn_rate=2000.0), CONFIG) for num in (4, 40))
+    assert math.isclose(few.steps_per_s, many.steps_per_s, rel_tol=0.01)
+    assert many.lag > 5 * few.lag
+
+
+def test_times_are_counted_up_to_a_moment() -> None:
+    assert [count_until([1.0, 2.0, 2.0, 3.0], moment) for moment in (0.5, 1.0, 2.0, 9.0)] == [0, 1, 3, 4]
