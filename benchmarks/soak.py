@@ -2,10 +2,11 @@
 
     python benchmarks/soak.py --save
 
-Each round makes calls of every kind (plain, async, with arrays, streams left half way, cancelled, raising, through a
-proxy that was passed on) and creates, uses, closes and kills actors. After each round the program, its cluster, the
-zygote and one long-lived actor are looked at: memory of their own, open descriptors, threads; and the files and
-shared-memory segments of the machine. The first two rounds warm up; growth is from then to the end.
+Each round makes calls of every kind (plain, async, with a time limit, with small and large arrays, streams left half
+way, cancelled, raising, through a proxy that was passed on) and creates, uses, closes and kills actors. After each of
+them the program, its cluster, the zygote and one long-lived actor are looked at: memory of their own, open descriptors,
+threads; and the files and shared-memory segments of the machine. The first two rounds warm up; growth is from then to
+the end.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ class Subject:
 
 async def make_calls(subject: asyncparl.Proxy, other: asyncparl.Proxy, num_calls: int) -> int:
     """That many calls and a few more; how many."""
-    array = np.zeros(4096, np.uint8)
+    array, large = np.zeros(4096, np.uint8), np.zeros(1 << 18, np.uint8)  # the large ones go through shared memory
     num_made = 0
     while num_made < num_calls:
         await asyncparl.gather([subject.nothing() for _ in range(BATCH)])
         await asyncparl.gather([subject.nothing_async() for _ in range(BATCH // 2)])
         await asyncparl.gather([subject.same(array) for _ in range(BATCH // 10)])
+        await asyncparl.gather([subject.same(large) for _ in range(BATCH // 50)])
+        await asyncparl.gather([subject.nothing.options(timeout_s=60)() for _ in range(BATCH // 10)])
         await asyncparl.gather([subject.through(other) for _ in range(BATCH // 10)])
         for call in [subject.fail() for _ in range(BATCH // 10)]:
             try:
@@ -76,7 +79,7 @@ async def make_calls(subject: asyncparl.Proxy, other: asyncparl.Proxy, num_calls
             async for number in subject.numbers(10):
                 if number == 5:
                     break
-        num_made += BATCH + BATCH // 2 + 4 * (BATCH // 10) + BATCH // 50
+        num_made += BATCH + BATCH // 2 + 5 * (BATCH // 10) + 2 * (BATCH // 50)
     return num_made
 
 

@@ -216,12 +216,12 @@ def run_service(serve: Callable[..., Awaitable[None]]) -> None:
         click.ClickException: it could not start, or not go on; the message says why.
     """
     from asyncparl.machine import allow_many_files
-    from asyncparl.runtime.dump_signal import tell_when_asked
+    from asyncparl.runtime.dump_signal import telling_when_asked
 
     allow_many_files()
     try:
-        tell_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
-        trio.run(_with_signals, serve)
+        with telling_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]])):
+            trio.run(_with_signals, serve)
     except BaseExceptionGroup as group:
         raise click.ClickException(str(_first_error(group))) from group
     except (AsyncparlError, OSError, ValueError) as error:

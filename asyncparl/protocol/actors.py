@@ -156,7 +156,8 @@ class Actors:
         node = self._nodes.get(node_id)
         if node is None:
             return True  # it has to join first, and reports the actor then
-        if (held := node.held.get(actor_id)) is not None:
+        held = node.held.get(actor_id)
+        if held is not None and (lease is None or lease.process == held.lease.process):
             self._leases.started(held)
             return True
         if lease is None or lease.actor_id != actor_id or lease_fault(lease, node_id, node.capacity) is not None:
@@ -187,11 +188,12 @@ class Actors:
             self._drivers.expect(lease.driver_id)
         return True
 
-    def node_rejoins(self, node: Node, reported: Collection[str], capacity: Capacity) -> None:
+    def node_rejoins(self, node: Node, reported: Collection[Lease], capacity: Capacity) -> None:
         """It will be there with empty books: free what it was believed to run, but not what it may still start."""
+        running = {lease.process for lease in reported}
         for held in list(node.held.values()):
             lease = held.lease
-            has_started = lease.actor_id in reported or held.granted_at is None
+            has_started = lease.process in running or held.granted_at is None
             if has_started or lease_fault(lease, lease.node_id, capacity) is not None:
                 self._free(lease.actor_id)
 

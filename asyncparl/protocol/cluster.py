@@ -55,11 +55,11 @@ class ClusterCore:
             return Refused(fault)
         old = self._nodes.get(info.node_id)
         if old is not None:
-            self.actors.node_rejoins(old, {lease.actor_id for lease in leases}, info.capacity)
+            self.actors.node_rejoins(old, leases, info.capacity)
         node = self._nodes.join(info, incarnation, now)
         for held in old.held.values() if old is not None else ():
             node.book(held)
-        unwanted = [lease.actor_id for lease in leases if not self.actors.adopt(node, lease)]
+        unwanted = [lease for lease in leases if not self.actors.adopt(node, lease)]
         self._scheduler.nodes_changed()
         return NodeJoined(node.name, unwanted)
 

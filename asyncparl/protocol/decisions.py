@@ -17,8 +17,8 @@ class NodeJoined(NamedTuple):
     """Welcome a node under `name`. If it has an older connection, drop that, without `node_disconnected`."""
 
     name: str
-    unwanted: list[str]
-    """Actors that the node reported and must end: they have a place elsewhere."""
+    unwanted: list[Lease]
+    """Of actors that the node reported and must end: they have another place, or are over."""
 
 
 class DriverJoined(NamedTuple):

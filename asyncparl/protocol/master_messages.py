@@ -240,11 +240,13 @@ class DialRelay(msgspec.Struct, tag=True, frozen=True):
 
 
 class EndActor(msgspec.Struct, tag=True, frozen=True):
-    """Master to node: this actor has its place elsewhere, or somebody wants it to end."""
+    """Master to node: this actor has another place, or somebody wants it to end."""
 
     actor_id: str
     is_final: bool = False
     """The latter: nor may its owner start it again."""
+    num_restarts: int | None = None
+    """The process that is meant: the next one may have started when this arrives. None: whichever runs."""
 
 
 class DialActor(msgspec.Struct, tag=True, frozen=True):

@@ -85,6 +85,11 @@ class Lease(msgspec.Struct, frozen=True):
     gpu_share: float
     title: ActorTitle = UNTITLED
 
+    @property
+    def process(self) -> tuple[str, int]:
+        """Which process of which actor it is for."""
+        return self.actor_id, self.title.num_restarts
+
 
 class Need(NamedTuple):
     """A demand in whole numbers: `num_gpus` GPUs with `gpu_share` thousandths free on each."""

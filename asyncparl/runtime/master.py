@@ -54,6 +54,7 @@ from asyncparl.protocol.master_messages import (
     WithdrawActor,
 )
 from asyncparl.protocol.parties import Versions, version_fault
+from asyncparl.protocol.resources import Lease
 from asyncparl.protocol.tickets import ActorPass, read_pass
 from asyncparl.runtime.accepting import may_control, take_in_all
 from asyncparl.runtime.journal import Journal
@@ -202,7 +203,7 @@ class Master:
                 return Beat(self._cluster_time(), self._beat_interval_s())
             case LeaseStarted(lease):
                 if not self._core.actors.lease_started(member.node_id, lease.actor_id, lease):
-                    member.orders.send(EndActor(lease.actor_id))
+                    member.orders.send(_end_process(lease))
             case LeaseEnded(actor_id, num_restarts):
                 self._core.actors.lease_ended(member.node_id, actor_id, num_restarts)
             case LeaveNode(is_over=False):
@@ -224,8 +225,8 @@ class Master:
             raise ResourceError(f"this node cannot join: {decision.reason}")
         if (old := self._nodes.get(request.info.node_id)) is not None and old is not member:
             old.disconnect()
-        for actor_id in decision.unwanted:
-            member.orders.send(EndActor(actor_id))
+        for lease in decision.unwanted:
+            member.orders.send(_end_process(lease))
         member.node_id, member.incarnation = request.info.node_id, request.incarnation
         self._nodes[member.node_id] = member
         if request.is_draining:
@@ -376,3 +377,7 @@ class Master:
 
     def _cluster_time(self) -> float:
         return trio.current_time() + self._clock_offset
+
+
+def _end_process(lease: Lease) -> EndActor:
+    return EndActor(lease.actor_id, num_restarts=lease.title.num_restarts)

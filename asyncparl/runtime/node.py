@@ -226,8 +226,9 @@ class Node:
 
     async def _follow_order(self, order: Order) -> None:
         match order:
-            case EndActor(actor_id, is_final):
-                await self._workers.stop(actor_id, 0.0, is_final=is_final)
+            case EndActor(actor_id, is_final, num_restarts):
+                if self._actors.runs(actor_id, num_restarts):
+                    await self._workers.stop(actor_id, 0.0, is_final=is_final)
             case Leave():
                 await self.drain("the cluster was stopped", is_final=True)
             case DialRelay(route) if self._config.dial_back is not None:

@@ -40,6 +40,11 @@ class NodeActors:
     def __contains__(self, actor_id: str) -> bool:
         return actor_id in self._leases
 
+    def runs(self, actor_id: str, num_restarts: int | None) -> bool:
+        """Whether this process of the actor runs here, or is being started; None: whether any does."""
+        lease = self._leases.get(actor_id)
+        return lease is not None and num_restarts in (None, lease.title.num_restarts)
+
     def leases(self) -> list[Lease]:
         """Of those that run, or are being started."""
         return list(self._leases.values())

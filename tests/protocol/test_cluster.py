@@ -207,7 +207,7 @@ def test_an_actor_that_has_another_place_must_end() -> None:
     cluster = Cluster(info("n1"), info("n2"))
     assert cluster.want("a1") == "n1"
     joined = cluster.join_node(info("n2"), 2, [lease("a1", "n2"), lease("a2", "n2")], 100.0)
-    assert isinstance(joined, NodeJoined) and joined.unwanted == ["a1"]
+    assert isinstance(joined, NodeJoined) and joined.unwanted == [lease("a1", "n2")]
     assert not cluster.actors.lease_started("n2", "a1", lease("a1", "n2"))
     cluster.actors.lease_ended("n2", "a1")  # which ends nothing on n1
     assert cluster.placed() == {"a1": "granted on n1", "a2": "started on n2"}

@@ -108,7 +108,7 @@ class ClusterMachine(RuleBasedStateMachine):
             for actor_id in reported
             if self.record.leases().get(actor_id, reported[actor_id]).node_id != node_id
         }
-        assert set(answer.unwanted) == unwanted
+        assert {lease.actor_id for lease in answer.unwanted} == unwanted
         for actor_id in over:
             del self.record.actors[actor_id]
         is_draining = old is not None and old.is_draining

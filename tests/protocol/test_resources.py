@@ -168,6 +168,7 @@ def test_a_lease_on_the_wire() -> None:
             "is_detached": False,
             "may_restart": False,
             "num_restarts": 0,
+            "call_timeout_s": None,
         },
     }
 

@@ -75,7 +75,7 @@ def test_a_node_that_comes_back_must_end_the_process_that_was_replaced() -> None
     assert isinstance(ask(cluster, 1), Waiting)
     joined = cluster.join_node(info("n1"), 2, [old], cluster.now)
     assert not isinstance(joined, Refused)
-    assert joined.unwanted == ["a1"]
+    assert joined.unwanted == [old]
     assert cluster.granted() == ["a1 on n1"]  # the place of the next one
 
 
@@ -86,6 +86,43 @@ def test_a_place_that_the_dead_process_never_took_is_free_at_once() -> None:
     assert second.lease.title.num_restarts == 1
     assert not cluster.actors.lease_started("n1", "a2", None)
     assert cluster.used() == {"n1": 1.0}
+
+
+def test_a_process_that_starts_late_must_end_and_leaves_the_next_one_its_place() -> None:
+    cluster = Cluster(info("n1", 1))
+    late, second = ask(cluster), ask(cluster, 1)  # the way to the node was slow, and the owner has given up
+    assert isinstance(late, Granted) and isinstance(second, Granted)
+    assert not cluster.actors.lease_started("n1", "a1", late.lease)
+    assert cluster.placed() == {"a1": "granted on n1"}
+    cluster.actors.give_back("a1")  # the node had no room for the second while the first one ran
+    cluster.actors.lease_ended("n1", "a1", num_restarts=0)
+    assert cluster.placed() == {} and cluster.used() == {"n1": 0.0}
+
+
+def test_a_node_that_comes_back_with_a_late_process_leaves_the_next_one_its_place() -> None:
+    cluster = Cluster(info("n1", 1))
+    late, second = ask(cluster), ask(cluster, 1)
+    assert isinstance(late, Granted) and isinstance(second, Granted)
+    joined = cluster.join_node(info("n1", 1), 2, [late.lease], cluster.now)
+    assert not isinstance(joined, Refused)
+    assert joined.unwanted == [late.lease]
+    assert cluster.placed() == {"a1": "granted on n1"}
+    assert cluster.actors.lease_started("n1", "a1", second.lease)
+
+
+def test_a_later_process_than_the_one_with_a_place_is_the_actor() -> None:
+    cluster = Cluster(info("n1", 1))
+    first = ask(cluster)
+    assert isinstance(first, Granted)
+    other = Cluster(info("n1", 1))
+    start(other)
+    other.actors.lease_ended("n1", "a1")
+    later = start(other, 1)
+    assert cluster.actors.lease_started("n1", "a1", later)
+    cluster.actors.lease_ended("n1", "a1", num_restarts=0)
+    assert cluster.placed() == {"a1": "started on n1"}
+    cluster.actors.lease_ended("n1", "a1", num_restarts=1)
+    assert cluster.placed() == {} and cluster.used() == {"n1": 0.0}
 
 
 def test_giving_a_place_back_is_not_giving_the_actor_up() -> None:
@@ -131,7 +168,7 @@ def test_what_was_killed_by_somebody_else_is_not_started_again() -> None:
     assert ask(cluster, 1) == Refused("it was killed")
     joined = cluster.join_node(info("n1"), 2, [lease], cluster.now)
     assert not isinstance(joined, Refused)
-    assert joined.unwanted == ["a1"]
+    assert joined.unwanted == [lease]
 
 
 def test_also_between_two_processes_an_actor_can_be_killed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
+from collections.abc import Iterable
 
 from asyncparl.protocol.link import CALL_WINDOW
 from asyncparl.runtime.actor import ActorHandle
@@ -13,6 +14,7 @@ from asyncparl.runtime.link import _MAX_OUTGOING, Link
 from asyncparl.runtime.node_link import NodeLink
 from asyncparl.runtime.session import Session
 from asyncparl.runtime.stopping import REPORT_LIMIT_S
+from tests.simulation.made import Made
 from tests.simulation.simulated_workers import SimulatedWorker
 from tests.simulation.users import Users
 from tests.simulation.world import World
@@ -23,6 +25,11 @@ TOLD_LIMIT_S = 5.0 + 2 * REPORT_LIMIT_S + 1.0
 """Silence of the node, a link that is lost without a report, and delays of the network."""
 _SLACK_S = 3.0
 """For what a test may do between two looks, delays of the network, and the graces of a worker's end."""
+
+
+def unsettled(calls: Iterable[Made]) -> list[Made]:
+    """The calls that somebody may still wait for."""
+    return [made for made in calls if made.is_unsettled and not made.actor.driver.process.is_dead]
 
 
 def after_step(world: World, users: Users) -> None:
@@ -156,9 +163,8 @@ def _owner_gone(world: World, worker: SimulatedWorker) -> tuple[float, bool]:
 
 
 def _calls_are_settled(world: World, users: Users) -> None:
-    for made in users.calls:
-        if made.is_unsettled and not made.actor.driver.process.is_dead:
-            world.bug(f"not settled: {made}")
+    for made in unsettled(users.calls):
+        world.bug(f"not settled: {made}")
 
 
 def _books_are_right(world: World) -> None:

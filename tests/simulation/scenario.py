@@ -22,6 +22,7 @@ import asyncparl
 from asyncparl.errors import AsyncparlError, NotConnectedError
 from tests.simulation import checks
 from tests.simulation.faults import FAULTS, pick
+from tests.simulation.made import Made
 from tests.simulation.network import LATENCIES
 from tests.simulation.seeded import links_noted, seeded
 from tests.simulation.users import Users
@@ -31,6 +32,8 @@ PAUSES_S = (0.0, 0.0, 0.0005, 0.01, 0.01, 0.1, 0.7, 3.0)
 
 QUIET_S = 80.0
 """Longer than everything that may take its time: the start of an actor a minute, the return of a node 5 s."""
+HANG_S = 20.0
+"""Not one of the open calls is settled in so long, and nothing goes wrong: they hang."""
 LEAVE_LIMIT_S = 25.0
 END_LIMIT_S = 40.0
 
@@ -243,6 +246,7 @@ async def _end(world: World, users: Users) -> None:
     checks.after_step(world, users)
     if _end_those_who_wait(world, users):
         await trio.sleep(END_LIMIT_S)
+    await until_calls_rest(users.calls)
     checks.when_quiet(world, users)
     if world.bugs:
         return
@@ -258,6 +262,17 @@ async def _end(world: World, users: Users) -> None:
         await trio.sleep(END_LIMIT_S)
         checks.after_step(world, users)
         checks.when_closed(world, users)
+
+
+async def until_calls_rest(calls: Sequence[Made]) -> None:
+    """Until all are settled and what follows from that is done, or those that are left hang.
+
+    A thousand calls over a slow network with short queues take their time; how long is nobody's promise.
+    """
+    num_before = 0
+    while (num_open := len(checks.unsettled(calls))) != num_before:
+        num_before = num_open
+        await trio.sleep(HANG_S)
 
 
 def _end_those_who_wait(world: World, users: Users) -> int:

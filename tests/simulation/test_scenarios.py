@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from tests.simulation.scenario import (
     run,
     scenario_of,
 )
+from tests.simulation.subjects import Subject
 
 NUM_SEEDS = 240
 CHUNK = 20
@@ -60,6 +62,24 @@ def _digests(hash_seed: str) -> list[str]:
     environ = os.environ | {"PYTHONHASHSEED": hash_seed}
     output = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
     return [line for line in output.splitlines() if line.startswith("digest ")]
+
+
+# --- what hangs, and what is slow ---------------------------------------------------------------------------
+
+def test_calls_that_take_long_on_a_slow_network_do_not_hang() -> None:
+    _check(scenario_of(1617))  # a burst, settled by and by, until 86 seconds after the last fault
+
+
+def test_calls_that_are_never_answered_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(self: object, call_id: int, value: object, delay_s: float) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Subject.__wrapped__, "later", never)
+    few_calls = Step("burst", 86, 167, 2)
+    outcome = run(Scenario(seed=1, settings=Settings(latency="lan"), steps=(Step("create", 339, 0, 7), few_calls)))
+    assert outcome.bugs
+    assert all("not settled: call " in bug and "(later of " in bug for bug in outcome.bugs)
+    assert outcome.seconds < 200
 
 
 # --- shrinking ----------------------------------------------------------------------------------------------
@@ -191,6 +211,23 @@ FOUND = {
             Step("kill master", 655, 592, 1),
             Step("create", 932, 460, 3),
             Step("bear", 180, 549, 4),
+        ),
+    ),
+    "a process that starts late takes the place of the next one, and keeps it for ever": Scenario(
+        seed=18164,
+        settings=Settings(
+            num_nodes=1, num_drivers=2, cpus=4, latency="none", queued_messages=16, slow_jobs=0.5, is_shared=False
+        ),
+        steps=(
+            Step("create", 748, 0, 2),
+            Step("kill driver", 87, 947, 6),
+            Step("kill node", 926, 297, 3),
+            Step("call", 419, 948, 7),
+            Step("create", 879, 602, 1),
+            Step("kill node", 126, 937, 7),
+            Step("stall path", 862, 899, 3),
+            Step("expose", 929, 720, 7),
+            Step("burst", 811, 731, 7),
         ),
     ),
     "a detached actor loses its name when its owner loses sight of it, and can never be found again": Scenario(
