@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import importlib
+import os
 import shutil
 import socket
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import trio
 
@@ -215,13 +217,23 @@ async def _first_of(*events: trio.Event) -> None:
 def _node_folder() -> Iterator[str]:
     """For socket files and logs. Short, because the path of a socket file must be; only we may enter it."""
     _sweep_folders()
-    directory = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
+    directory, lock = _new_folder()
     try:
-        with open(f"{directory}/{_LOCK}", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock:
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _new_folder() -> tuple[str, TextIO]:
+    """An empty folder, and its lock, which we hold."""
+    while True:
+        directory = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
+        lock = open(f"{directory}/{_LOCK}", "w")  # noqa: SIM115 - kept by the caller
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(lock.name):
+            return directory, lock
+        lock.close()  # another node that was starting has swept it before we had the lock
 
 
 def _sweep_folders() -> None:

@@ -1,0 +1,48 @@
+"""The folders of nodes: what killed nodes left is swept, and nothing else, however many start at once."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from asyncparl.runtime import service
+
+
+@pytest.fixture(autouse=True)
+def folder_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_a_node_that_starts_does_not_sweep_another_that_starts() -> None:
+    done = threading.Event()
+
+    def sweep_on_and_on() -> None:
+        while not done.is_set():
+            service._sweep_folders()
+
+    sweepers = [threading.Thread(target=sweep_on_and_on) for _ in range(2)]
+    for sweeper in sweepers:
+        sweeper.start()
+    try:
+        for _ in range(200):
+            with service._node_folder() as folder:
+                assert os.path.isdir(folder)
+    finally:
+        done.set()
+        for sweeper in sweepers:
+            sweeper.join()
+
+
+def test_what_a_killed_node_left_is_swept_by_the_next_one(tmp_path: Path) -> None:
+    with service._node_folder() as living:
+        left = tmp_path / f"{service._FOLDER_PREFIX}killed"
+        left.mkdir()
+        (left / service._LOCK).touch()
+        with service._node_folder():
+            assert not left.exists()
+            assert os.path.isdir(living)
+    assert not list(tmp_path.iterdir())
