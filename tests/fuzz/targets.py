@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncparl.errors import ProtocolError, SerializationError
 from asyncparl.protocol.control import Answer, Request, decode_answer, decode_request, encode_control
 from asyncparl.protocol.frames import decode_frames, encode_frame
-from asyncparl.protocol.link import AnswerArrived
+from asyncparl.protocol.link import AnswerArrived, TimeIsUp
 from asyncparl.protocol.values import decode_value, encode_value
 from asyncparl.transport.handshake import REPLY_BYTES, HandshakeError, Hello, ListenerHandshake
 from tests.protocol.pair import call, open_pair, taken
@@ -49,7 +49,7 @@ def run_link(data: bytes) -> None:
     try:
         for frame in decode_frames(memoryview(bytearray(data)), _borrow):
             event = core.receive(frame)
-            if isinstance(event, AnswerArrived):
+            if isinstance(event, AnswerArrived | TimeIsUp):
                 unsettled.remove(event.call_id)
             taken(core)
     except ProtocolError:

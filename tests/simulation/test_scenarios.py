@@ -78,7 +78,7 @@ def test_calls_that_are_never_answered_are_noticed(monkeypatch: pytest.MonkeyPat
     few_calls = Step("burst", 86, 167, 2)
     outcome = run(Scenario(seed=1, settings=Settings(latency="lan"), steps=(Step("create", 339, 0, 7), few_calls)))
     assert outcome.bugs
-    assert all("not settled: call " in bug and "(later of " in bug for bug in outcome.bugs)
+    assert all("not settled: call " in bug for bug in outcome.bugs)  # those behind it hang with it
     assert outcome.seconds < 200
 
 
