@@ -66,6 +66,7 @@ def _digests(hash_seed: str) -> list[str]:
 
 # --- what hangs, and what is slow ---------------------------------------------------------------------------
 
+
 def test_calls_that_take_long_on_a_slow_network_do_not_hang() -> None:
     _check(scenario_of(1617))  # a burst, settled by and by, until 86 seconds after the last fault
 
