@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import trio
 
@@ -52,19 +53,44 @@ def telling_when_asked(name: str) -> Iterator[None]:
         ValueError: as `chosen_signal`.
     """
     number = chosen_signal()
-    if number is None or not _is_main_thread() or _is_handled(number):
+    if number is None or not _is_main_thread():
         yield
         return
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        tell(name)
-
-    before = signal.signal(number, handle)
+    _put_back(number)
+    if _is_handled(number):
+        yield
+        return
+    handler = _Handler(name)
+    handler.before = signal.signal(number, handler)
     try:
         yield
     finally:
-        if _is_main_thread() and signal.getsignal(number) is handle:
-            signal.signal(number, before)
+        handler.has_ended = True
+        if _is_main_thread():
+            _put_back(number)
+
+
+class _Handler:
+    """Of a program, while its block runs. Only the main thread can take it away, and the block may end in another."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.before: Any = signal.SIG_DFL
+        self.has_ended = False
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if self.has_ended:
+            _put_back(number)
+            os.kill(os.getpid(), number)
+        else:
+            tell(self._name)
+
+
+def _put_back(number: int) -> None:
+    """What was there before a handler of ours whose block has ended."""
+    handler = signal.getsignal(number)
+    if isinstance(handler, _Handler) and handler.has_ended:
+        signal.signal(number, handler.before)
 
 
 class WorkerTeller:

@@ -147,6 +147,32 @@ def test_a_program_without_async_says_it_while_it_waits(capfd: pytest.CaptureFix
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
+def test_a_program_whose_block_another_thread_ended_does_not_answer_any_more(capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[int] = []
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    cluster = blocking.connect()
+    ours = signal.getsignal(signal.SIGUSR1)
+    assert callable(ours)
+    closing = threading.Thread(target=cluster.close)
+    closing.start()
+    closing.join()
+    with blocking.connect():
+        assert signal.getsignal(signal.SIGUSR1) is not ours
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    cluster = blocking.connect()
+    ours = signal.getsignal(signal.SIGUSR1)
+    assert callable(ours)
+    ours.before = lambda number, _: heard.append(number)  # type: ignore[attr-defined]
+    closing = threading.Thread(target=cluster.close)
+    closing.start()
+    closing.join()
+    capfd.readouterr()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+    assert "what " not in capfd.readouterr().err
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
 async def test_it_is_listened_to_only_while_connected_and_only_if_nobody_else_does(said: Said) -> None:
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     heard: list[int] = []
