@@ -187,7 +187,10 @@ def _it_streams(pending: Pending, word: str, instead_of: str) -> TypeError:
 
 def _check_end(pending: Pending, instead: str) -> None:
     """After the last item: whether that was all."""
-    pending.result()
+    try:
+        pending.result()
+    except (StopIteration, StopAsyncIteration) as error:  # would end the loop as if that had been all
+        raise RuntimeError(f"{pending.name} raised {type(error).__name__}") from error
     if not pending.streams:
         raise TypeError(f"{pending.name} does not stream: {instead} instead of iterating over it")
 

@@ -93,6 +93,10 @@ class Echo:
         yield 1
         raise KeyError("half-way")
 
+    def stop_halfway(self) -> Iterator[int]:
+        yield 1
+        raise StopAsyncIteration
+
     def same_array(self, n: int) -> Iterator[np.ndarray]:
         array = np.zeros(100_000, np.int64)
         for i in range(n):

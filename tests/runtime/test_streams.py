@@ -60,6 +60,15 @@ async def test_an_error_half_way_arrives_after_the_items() -> None:
         assert items == [1]
 
 
+async def test_an_error_that_means_the_end_of_a_loop_does_not_end_it_silently() -> None:
+    async with asyncparl.connect():
+        items = []
+        with pytest.raises(RuntimeError, match=r"Echo#1\.stop_halfway raised StopAsyncIteration"):
+            async for item in Echo().stop_halfway():
+                items += [item]
+        assert items == [1]
+
+
 async def test_an_item_is_what_it_was_when_it_was_yielded() -> None:
     async with asyncparl.connect():
         sums = [(int(array.min()), int(array.max())) async for array in Echo().same_array(30)]
