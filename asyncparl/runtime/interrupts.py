@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -10,8 +11,9 @@ from typing import Any
 
 _SIGINT = int(signal.SIGINT)
 # Those of `signal` itself turn numbers into enums and back, which takes ten times as long.
-_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
-_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_in_c = sys.modules.get("_signal", signal)
+_set_handler: Callable[[int, Any], Any] = _in_c.signal
+_handler_of: Callable[[int], Any] = _in_c.getsignal
 
 
 class Uninterrupted:

@@ -1,14 +1,14 @@
 """Moves opaque messages between processes. `dial` and `listen` choose the transport by the address's scheme.
 
-`base.py` has the promises; `endpoints.py` and `nng.py` keep them for `ipc://` and `tcp://`, `memory.py` for `memory://`,
-with knobs to break things; `conformance/` has the checks that any transport must pass. `credentials.py` and
+`base.py` has the promises; `endpoints.py` keeps them for `ipc://` with `unix.py` and for `tcp://` with `nng.py`,
+`memory.py` for `memory://`, with knobs to break things; `conformance/` has the checks that any transport must pass.
+`credentials.py` and
 `handshake.py` say who may come in, `tls.py` keeps others from listening.
 """
 
 from __future__ import annotations
 
 import socket
-import sys
 
 from asyncparl.errors import ResourceError
 from asyncparl.transport.addresses import MemoryAddress, parse_dialable
@@ -48,6 +48,7 @@ from asyncparl.transport.credentials import (
 from asyncparl.transport.credentials import (
     Tunnel as Tunnel,
 )
+from asyncparl.transport.forks import guard
 
 
 def check_process() -> None:
@@ -56,11 +57,10 @@ def check_process() -> None:
     Raises:
         ResourceError: it is a fork of one that has opened channels.
     """
-    if (nng := sys.modules.get("asyncparl.transport.nng")) is not None:  # otherwise there are none yet
-        try:
-            nng.library.check_process()
-        except RuntimeError as error:
-            raise ResourceError(f"{error}. Start it anew instead; `multiprocessing` calls that spawn") from None
+    try:
+        guard.check_process()
+    except RuntimeError as error:
+        raise ResourceError(f"{error}. Start it anew instead; `multiprocessing` calls that spawn") from None
 
 
 async def dial(

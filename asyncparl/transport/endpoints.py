@@ -1,4 +1,7 @@
-"""Listening and dialing for `ipc://` and `tcp://`: plain sockets and a handshake, then an `NngChannel` over them."""
+"""Listening and dialing for `ipc://` and `tcp://`: plain sockets and a handshake, then a channel over them.
+
+Over a Unix socket that is a `UnixChannel`, over TCP an `NngChannel`. NNG is loaded with the first of these.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -17,12 +21,16 @@ from asyncparl.transport.addresses import IpcAddress, TcpAddress, parse_dialable
 from asyncparl.transport.arena import Arena
 from asyncparl.transport.base import DEFAULT_MAX_MESSAGE_BYTES, Channel, Listener, Visitor
 from asyncparl.transport.credentials import Admission, Credentials, KeyRing, Tunnel, check_dialing
+from asyncparl.transport.forks import guard
 from asyncparl.transport.greeting import Guest, Reception, greet_listener, send, take_memory
 from asyncparl.transport.handshake import COME_IN, NONCE_BYTES, DialerHandshake, UntrustedPeer, pack_refusal
-from asyncparl.transport.nng import NngChannel, library
 from asyncparl.transport.sharing import offer_memory, open_arena, take_arena
 from asyncparl.transport.sockets import SocketFile, allow_stalls, bind, connect
 from asyncparl.transport.tls import TlsPump
+from asyncparl.transport.unix import UnixChannel
+
+if TYPE_CHECKING:
+    from asyncparl.transport.nng import NngChannel
 
 
 class SocketListener(Listener):
@@ -31,13 +39,13 @@ class SocketListener(Listener):
     def __init__(self, address: IpcAddress | TcpAddress, *, keys: KeyRing | None, max_message_bytes: int) -> None:
         self._closed = True  # nothing to close yet, should binding fail
         self._forked = False
-        library.prepare()
+        guard.prepare()
         listening, bound = bind(address)
         self._closed = False
         self.address = str(bound)
         self._file = SocketFile(bound.path) if isinstance(bound, IpcAddress) else None
         self._reception = Reception(listening, keys, max_message_bytes)
-        library.add_user(self)
+        guard.add_user(self)
 
     @property
     def num_rejected(self) -> int:
@@ -128,7 +136,7 @@ def listen_socket(
 def open_admitted(connection: socket.socket, admission: Admission) -> Channel:
     """See `asyncparl.transport.open_admitted`."""
     try:
-        library.prepare()
+        guard.prepare()
         connection.setblocking(False)
         arena = take_arena(take_memory(connection)) if admission.shares_memory else None
         if not admission.encrypt:
@@ -150,9 +158,9 @@ async def dial_socket(
     shared_bytes: int,
     may_stall: bool,
     timeout_s: float,
-) -> NngChannel:
+) -> Channel:
     """See `asyncparl.transport.dial`."""
-    library.prepare()
+    guard.prepare()
     can_share = shared_bytes and isinstance(address, IpcAddress) and tunnel is None and not encrypt
     memory_fd = offer_memory(shared_bytes) if can_share else None
     try:
@@ -214,8 +222,8 @@ def _new_handshake(
 
 async def _greet_and_open(
     connection: socket.socket, handshake: DialerHandshake, address: str, *, may_stall: bool, memory_fd: int | None
-) -> NngChannel:
-    """A channel that NNG may still be setting up. Takes ownership of the connection."""
+) -> UnixChannel | NngChannel:
+    """A channel that the peer may still be setting up. Takes ownership of the connection."""
     try:
         if may_stall:
             allow_stalls(connection)
@@ -246,16 +254,18 @@ def _time_limit(timeout_s: float, address: IpcAddress | TcpAddress) -> Iterator[
         raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from {address}") from None
 
 
-def _open_plain(connection: socket.socket, admission: Admission, arena: Arena | None) -> NngChannel:
-    return NngChannel(
-        connection,
-        max_send_bytes=admission.max_send_bytes,
-        max_receive_bytes=admission.max_receive_bytes,
-        arena=arena,
-    )
+def _open_plain(connection: socket.socket, admission: Admission, arena: Arena | None) -> UnixChannel | NngChannel:
+    max_send_bytes, max_receive_bytes = admission.max_send_bytes, admission.max_receive_bytes
+    if connection.family == socket.AF_UNIX:
+        return UnixChannel(connection, max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, arena=arena)
+    from asyncparl.transport.nng import NngChannel
+
+    return NngChannel(connection, max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes)
 
 
 def _open_encrypted(pump: TlsPump, admission: Admission) -> NngChannel:
+    from asyncparl.transport.nng import NngChannel
+
     try:
         channel = NngChannel(
             pump.outlet,

@@ -33,7 +33,7 @@ from asyncparl.transport.handshake import (
     parse_reason,
     parse_refusal_head,
 )
-from asyncparl.transport.sockets import peer_host, tune
+from asyncparl.transport.sockets import QUIETLY, peer_host, tune
 
 GREETING_TIMEOUT_S = 10.0  # for all of it, however many steps it takes
 MAX_UNGREETED = 256  # connections that have not proved themselves yet; the oldest gives way to the next
@@ -112,7 +112,7 @@ def send(connection: socket.socket, data: bytes) -> None:
     Raises:
         OSError: the connection ended.
     """
-    if connection.send(data) != len(data):
+    if connection.send(data, QUIETLY) != len(data):
         raise _aborted("no room for a greeting")
 
 

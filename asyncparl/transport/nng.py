@@ -1,4 +1,4 @@
-"""The transport for `ipc://` and `tcp://`: one NNG Pair0 socket for each channel. The only importer of pynng.
+"""Channels between hosts: one NNG Pair0 socket for each. The only importer of pynng.
 
 How it works, and why:
 
@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import atexit
 import errno
-import os
 import select
 import socket
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import pynng
 import trio
@@ -34,6 +32,7 @@ from asyncparl.errors import MessageTooLarge
 from asyncparl.transport.arena import Arena
 from asyncparl.transport.base import Channel, ChannelStatistics, Part
 from asyncparl.transport.closing import Closer, Connection
+from asyncparl.transport.forks import guard
 
 QUEUED_MESSAGES = 64  # in each direction, at each end; beyond it sending waits
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -59,58 +58,31 @@ def _check(code: int) -> None:
         raise _ERRORS.get(code, RuntimeError)(f"NNG: {ffi.string(lib.nng_strerror(code)).decode()}")
 
 
-class ForkAware(Protocol):
-    """What must not be used in a forked child."""
-
-    def mark_forked(self) -> None:
-        """This is a child; from now on every use raises RuntimeError, and closing does nothing."""
-
-
 class _Library:
     """NNG in this process. Its threads do not exist in a forked child, and calling it there aborts the process."""
 
     def __init__(self) -> None:
         self._prepared = False
-        self._forked = False
-        self._users: weakref.WeakSet[ForkAware] = weakref.WeakSet()
         self.closer = Closer()
         self._kept: list[_PairSocket] = []
-        os.register_at_fork(after_in_child=self._after_fork_in_child)
-
-    def check_process(self) -> None:
-        """Refuse a forked child.
-
-        Raises:
-            RuntimeError: NNG was in use when this process was forked.
-        """
-        if self._forked:
-            raise RuntimeError("this process was forked from one that used NNG; only that one can open channels")
 
     def prepare(self) -> None:
         """Before each socket: refuse a forked child. Before the first: limit NNG's threads to what we need.
 
         Raises:
-            RuntimeError: NNG was in use when this process was forked.
+            RuntimeError: channels were in use when this process was forked.
         """
-        self.check_process()
+        guard.prepare()
         if not self._prepared:
             self._prepared = True
+            # pynng's would wait for threads that do not exist in a child.
+            guard.call_in_child(lambda: atexit.unregister(pynng.nng._pynng_atexit))
             for parameter, value in _THREADS:
                 lib.nng_init_set_parameter(parameter, value)
-
-    def add_user(self, user: ForkAware) -> None:
-        self._users.add(user)
 
     def keep(self, pair: _PairSocket) -> None:
         """Until the process ends: NNG still knows the address of this open socket."""
         self._kept.append(pair)
-
-    def _after_fork_in_child(self) -> None:
-        if self._prepared:
-            self._forked = True
-            atexit.unregister(pynng.nng._pynng_atexit)  # it would wait for threads that do not exist here
-            for user in self._users:
-                user.mark_forked()
 
 
 _THREADS = (
@@ -200,7 +172,7 @@ class NngChannel(Channel):
         self._closed = False
         self._socket: Any = self._pair.socket
         self._receive_fd: int = self._pair.recv_fd
-        library.add_user(self)
+        guard.add_user(self)
 
     # On threads of NNG.
 

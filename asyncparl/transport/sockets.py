@@ -13,6 +13,9 @@ import trio
 
 from asyncparl.transport.addresses import IpcAddress, TcpAddress
 
+QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)
+"""To send with: the loss of the peer is an error, also where the program lets SIGPIPE end it, for its own output."""
+
 _BACKLOG = 1024
 _FULL_BACKLOG_RETRY_S = 0.005
 

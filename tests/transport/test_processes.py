@@ -95,7 +95,7 @@ import os, sys, time, trio
 from asyncparl.transport import dial, listen
 
 async def connect():
-    listener = listen("ipc://" + sys.argv[1])
+    listener = listen(sys.argv[1])
     accepted = []
     async def accept():
         accepted.append(await listener.accept())
@@ -131,27 +131,35 @@ while True:
         break
     except trio.WouldBlock:
         time.sleep(0.001)
-assert os.path.exists(sys.argv[1])
+path = sys.argv[1].removeprefix("ipc://")
+assert path.startswith("tcp:") or os.path.exists(path)
 for thing in (dialed, accepted, listener):
     thing.close()
-assert not os.path.exists(sys.argv[1])
+assert not os.path.exists(path)
 print("parent works")
 """
 
 
-def test_a_forked_child_gets_a_clear_error_ends_cleanly_and_does_not_disturb_its_parent() -> None:
-    path = FRESH_ADDRESS["ipc"]().removeprefix("ipc://")
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+def test_a_forked_child_gets_a_clear_error_ends_cleanly_and_does_not_disturb_its_parent(scheme: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORK, path], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [sys.executable, "-c", FORK, FRESH_ADDRESS[scheme]()],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "parent works\n", "")
 
 
-def test_channels_that_nobody_closed_do_not_keep_a_process_from_ending() -> None:
-    path = FRESH_ADDRESS["ipc"]().removeprefix("ipc://")
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+def test_channels_that_nobody_closed_do_not_keep_a_process_from_ending(scheme: str) -> None:
     script = FORK[: FORK.index("pid =")] + "import gc\nlistener.close()\ndel dialed, accepted\ngc.collect()\n"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, path], capture_output=True, timeout=TIMEOUT_S, check=False
+        [sys.executable, "-W", "ignore", "-c", script, FRESH_ADDRESS[scheme]()],
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -171,17 +179,28 @@ def test_a_fork_before_the_first_channel_may_use_channels() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=TIMEOUT_S, check=True)
 
 
-def test_nng_starts_the_same_few_threads_whatever_the_machine() -> None:
-    path = FRESH_ADDRESS["ipc"]().removeprefix("ipc://")
+@pytest.mark.parametrize(("scheme", "limit"), [("ipc", 1), ("tcp", 8)])
+def test_there_are_the_same_few_threads_whatever_the_machine(scheme: str, limit: int) -> None:
     script = FORK[: FORK.index("pid =")] + "print(len(os.listdir('/proc/self/task')))\n"
     script += "for thing in (dialed, accepted, listener): thing.close()\n"
     done = subprocess.run(
-        [sys.executable, "-c", script, path], capture_output=True, timeout=TIMEOUT_S, check=True, text=True
+        [sys.executable, "-c", script, FRESH_ADDRESS[scheme]()],
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=True,
+        text=True,
     )
-    assert int(done.stdout) <= 8
+    assert int(done.stdout) <= limit
 
 
-@pytest.mark.parametrize("statement", ["import asyncparl.transport", "import asyncparl.transport.memory"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import asyncparl.transport",
+        "import asyncparl.transport.memory",
+        "import asyncparl.transport.endpoints, asyncparl.transport.unix",
+    ],
+)
 def test_pynng_is_imported_only_when_an_address_needs_it(statement: str) -> None:
     script = f"{statement}; import sys; assert 'pynng' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, check=True)

@@ -214,9 +214,13 @@ async def test_a_listener_that_hangs_up_after_its_greeting_fails_the_dial_at_onc
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_greets_and_then_says_nothing_is_lost_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_peer_that_greets_and_then_says_nothing_is_lost_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     monkeypatch.setattr("asyncparl.transport.nng.HANDSHAKE_TIMEOUT_S", 0.05)
-    async with _accepting("tcp") as (listener, accepted), await open_stream(listener.address) as peer:
+    monkeypatch.setattr("asyncparl.transport.unix.GREETING_TIMEOUT_S", 0.05)
+    async with _accepting(scheme) as (listener, accepted), await open_stream(listener.address) as peer:
         await greet(peer, new_dialer())
         while not accepted:
             await trio.lowlevel.checkpoint()

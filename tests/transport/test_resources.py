@@ -112,8 +112,9 @@ async def test_closing_at_once_leaves_nothing_open(scheme: str) -> None:
         assert await _settled(files + 2) <= files + 2  # NNG's own, if this is the first test
 
 
-async def test_memory_of_messages_is_given_back() -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_memory_of_messages_is_given_back(scheme: str) -> None:
+    with listen(FRESH_ADDRESS[scheme]()) as listener, ExitStack() as stack:
         dialed, accepted = await _connect(listener, stack)
         for _ in range(1000):  # the heap finds its size
             await _pass_on(dialed, accepted)
@@ -135,8 +136,9 @@ _SMALL, _LARGE = bytes(7000), bytes(40_000)
 
 
 @pytest.mark.parametrize("has_waited", [False, True])
-async def test_refused_messages_leak_nothing(has_waited: bool) -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_refused_messages_leak_nothing(scheme: str, has_waited: bool) -> None:
+    with listen(FRESH_ADDRESS[scheme]()) as listener, ExitStack() as stack:
         dialed, _accepted = await _connect(listener, stack)
         message = bytes(1 << 18)
         if has_waited:  # from then on a full queue is recognised before anything is copied
@@ -153,8 +155,9 @@ async def test_refused_messages_leak_nothing(has_waited: bool) -> None:
         assert _resident_bytes() - memory < sent_bytes + (10 << 20)  # 50 MB were refused
 
 
-async def test_the_last_view_of_a_message_may_die_in_another_thread() -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_the_last_view_of_a_message_may_die_in_another_thread(scheme: str) -> None:
+    with listen(FRESH_ADDRESS[scheme]()) as listener, ExitStack() as stack:
         dialed, accepted = await _connect(listener, stack)
         memory = 0
         for number in range(400):
@@ -249,8 +252,9 @@ async def test_a_full_backlog_makes_the_dialer_wait_and_then_give_up() -> None:
 # Running out of something
 
 
-async def test_running_out_of_file_descriptors_is_an_os_error_and_leaves_the_channels_alone() -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener, ExitStack() as stack:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_running_out_of_file_descriptors_is_an_os_error_and_leaves_the_channels_alone(scheme: str) -> None:
+    with listen(FRESH_ADDRESS[scheme]()) as listener, ExitStack() as stack:
         dialed, accepted = await _connect(listener, stack)
         failures: list[OSError] = []
         for room in range(12):  # so that it fails at each place in turn
@@ -292,8 +296,9 @@ def _first(group: BaseExceptionGroup[OSError]) -> OSError:
     return error
 
 
-async def test_an_abandoned_channel_is_closed_with_a_warning() -> None:
-    with listen(FRESH_ADDRESS["ipc"]()) as listener:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_an_abandoned_channel_is_closed_with_a_warning(scheme: str) -> None:
+    with listen(FRESH_ADDRESS[scheme]()) as listener:
         pair: list[Channel] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_accept_into, listener, pair)
