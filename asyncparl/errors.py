@@ -43,7 +43,7 @@ class SerializationError(AsyncparlError):
 
 
 class MessageTooLarge(AsyncparlError):
-    """A message is larger than the limit of its link. Raised at the sender, before anything is sent."""
+    """A value is larger than what its link takes: `max_value_bytes` of `connect`, here or there. Nothing was sent."""
 
 
 class AuthenticationError(AsyncparlError):

@@ -185,6 +185,11 @@ class CallerTable:
         return lost
 
     @property
+    def has_room(self) -> bool:
+        """Whether the peer accepts another call now."""
+        return self._num_sent < self.window
+
+    @property
     def num_open(self) -> int:
         """Calls that are queued, sent or abandoned and not yet answered."""
         return len(self._calls)

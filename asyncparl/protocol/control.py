@@ -23,6 +23,8 @@ SILENCE_LIMIT_S = 4.5
 """A silence as long as this is the end of the link to a node or to a master: it is noticed within 5 s."""
 ACTOR_ROUTE = "actor/"
 """With the id of an actor: what to dial at a node to be connected to the worker."""
+MAX_CONTROL_BYTES = 16 << 20
+"""The largest message to or from a master or a node: they carry no data."""
 
 Request = MasterRequest | NodeRequest
 Answer = MasterAnswer | NodeAnswer

@@ -2,7 +2,7 @@
 
 Layout (little-endian; `[n]` is a size in bytes):
 
-    magic[2] version[1] flags[1] num_buffers[2] reserved[2] envelope_len[4] payload_len[4]     header, 16 bytes
+    magic[2] version[1] flags[1] num_buffers[2] payload_len_high[2] envelope_len[4] payload_len[4]     header, 16 bytes
     buffer_len[8] * num_buffers
     buffer_at[8] * num_buffers  only with flag 1: where in the arena of the link; -1: it follows in this frame
     envelope        msgpack of one message
@@ -26,6 +26,7 @@ import msgspec
 
 from asyncparl.errors import ProtocolError, SerializationError
 from asyncparl.protocol.messages import Message
+from asyncparl.protocol.owned import Owned
 
 Buffer = bytes | bytearray | memoryview
 
@@ -39,6 +40,7 @@ _HEADER = struct.Struct("<2sBBHHII")
 _PADDING = bytes(BUFFER_ALIGNMENT)
 _REFERS = 1
 _FOLLOWS = (1 << 64) - 1
+_JOIN_PAYLOAD_BYTES = 64 * 1024  # a longer one is passed on as it is
 
 _encode_envelope = msgspec.msgpack.Encoder().encode
 
@@ -66,14 +68,14 @@ Borrow = Callable[[int, int], memoryview]
 """A view of what the peer has lent, by offset and size; raises `ProtocolError` where there is nothing."""
 
 
-def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffer | Lent] = ()) -> list[Buffer]:
-    """The parts of a frame, in order. The buffers are passed on as they are, not copied.
+def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffer | Owned | Lent] = ()) -> list[Buffer]:
+    """The parts of a frame, in order. The buffers, and a long payload, are passed on as they are, not copied.
 
     Lone surrogates in the message's texts (from the name of a file, say) arrive as `\\udc80`: UTF-8 has no bytes for
     them. Nothing else of a message changes.
 
     Raises:
-        SerializationError: more than 65,535 buffers, or an envelope or payload of 4 GiB and more.
+        SerializationError: more than 65,535 buffers, an envelope of 4 GiB, or a payload of 256 TiB.
     """
     try:
         envelope = _encode_envelope(message)
@@ -81,27 +83,35 @@ def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffe
         envelope = _encode_envelope(_without_surrogates(msgspec.to_builtins(message)))
     refers = any(isinstance(buffer, Lent) for buffer in buffers)
     try:
-        head = _HEADER.pack(_MAGIC, _WIRE_VERSION, refers, len(buffers), 0, len(envelope), len(payload))
+        head = _HEADER.pack(
+            _MAGIC, _WIRE_VERSION, refers, len(buffers), len(payload) >> 32, len(envelope), len(payload) & 0xFFFFFFFF
+        )
     except struct.error:
         raise SerializationError(
             f"a message with {len(buffers)} buffers and a payload of {len(payload)} bytes does not fit a frame "
-            f"(limits: {MAX_BUFFERS} buffers, 4 GiB)"
+            f"(limits: {MAX_BUFFERS} buffers, 256 TiB; 4 GiB for the message itself)"
         ) from None
     if not buffers:
         size = _HEADER.size + len(envelope) + len(payload)
-        return [b"".join((head, envelope, payload, _PADDING[: -size % _FRAME_ALIGNMENT]))]
+        return _joined(head, envelope, payload, _PADDING[: -size % _FRAME_ALIGNMENT])
     table = _pack_table(buffers, refers)
     size = _HEADER.size + len(table) + len(envelope) + len(payload)
-    parts: list[Buffer] = [b"".join((head, table, envelope, payload, _PADDING[: -size % BUFFER_ALIGNMENT]))]
+    parts = _joined(head + table, envelope, payload, _PADDING[: -size % BUFFER_ALIGNMENT])
     for buffer in buffers:
         if not isinstance(buffer, Lent):
-            parts.append(buffer)
+            parts += buffer.pieces if isinstance(buffer, Owned) else [buffer]
             if padding := -len(buffer) % BUFFER_ALIGNMENT:
                 parts.append(_PADDING[:padding])
     return parts
 
 
-def _pack_table(buffers: Sequence[Buffer | Lent], refers: bool) -> bytes:
+def _joined(head: bytes, envelope: bytes, payload: bytes, padding: bytes) -> list[Buffer]:
+    if len(payload) <= _JOIN_PAYLOAD_BYTES:
+        return [b"".join((head, envelope, payload, padding))]
+    return [head + envelope, payload, padding]
+
+
+def _pack_table(buffers: Sequence[Buffer | Owned | Lent], refers: bool) -> bytes:
     entries = [buffer.num_bytes if isinstance(buffer, Lent) else len(buffer) for buffer in buffers]
     if refers:
         entries += [buffer.offset if isinstance(buffer, Lent) else _FOLLOWS for buffer in buffers]
@@ -132,7 +142,7 @@ def _decode_one(view: memoryview, start: int, borrow: Borrow | None) -> tuple[Fr
     available = len(view) - start
     if available < _HEADER.size:
         raise ProtocolError(f"{available} bytes are too few for a frame")
-    magic, version, flags, num_buffers, _, envelope_len, payload_len = _HEADER.unpack_from(view, start)
+    magic, version, flags, num_buffers, payload_len_high, envelope_len, payload_len = _HEADER.unpack_from(view, start)
     if magic != _MAGIC:
         raise ProtocolError(f"not an asyncparl frame: it starts with {bytes(magic)!r}")
     if version != _WIRE_VERSION:
@@ -142,7 +152,7 @@ def _decode_one(view: memoryview, start: int, borrow: Borrow | None) -> tuple[Fr
     num_entries = 2 * num_buffers if refers else num_buffers
     envelope_at = table_at + 8 * num_entries
     payload_at = envelope_at + envelope_len
-    end = payload_at + payload_len
+    end = payload_at + payload_len + (payload_len_high << 32)
     if end > len(view):
         raise ProtocolError(f"a frame announces {end - start} bytes, but {available} are left")
     try:

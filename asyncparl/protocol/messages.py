@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
@@ -27,6 +27,8 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
     pid: int
     process_id: str = ""
     """The driver's or actor's id, by which references name the objects of the sender's process."""
+    max_value_bytes: int | None = None
+    """The largest value that the sender of this message takes; None: there is no limit but memory."""
 
 
 class CallKind:
@@ -138,7 +140,48 @@ class GiveBack(msgspec.Struct, tag=11, array_like=True, frozen=True):
     offsets: list[int]
 
 
+class Fragment(msgspec.Struct, tag=12, array_like=True, frozen=True):
+    """A part of a frame that is too large for one message: its buffers, one after the other. No payload.
+
+    Those of one transfer come in order and without a gap; others, and other messages, may come between them. The last
+    one is followed by whatever the whole frame asks for.
+    """
+
+    transfer_id: int
+    """Grows with every transfer of its sender."""
+    at: int
+    """Where in the frame it begins."""
+    size: int
+    """Of the whole frame."""
+
+
+class FragmentsTaken(msgspec.Struct, tag=13, array_like=True, frozen=True):
+    """So much of fragments has been put in its place: as much more may be sent."""
+
+    num_bytes: int
+
+
+class FragmentsDropped(msgspec.Struct, tag=14, array_like=True, frozen=True):
+    """The rest of a transfer that has begun is not sent: nobody wants it any more, or it may not be said any more."""
+
+    transfer_id: int
+
+
 Message = (
-    Hello | Call | Cancel | Returned | Raised | Cancelled | Item | Grant | Goodbye | TimedOut | SharesMemory | GiveBack
+    Hello
+    | Call
+    | Cancel
+    | Returned
+    | Raised
+    | Cancelled
+    | Item
+    | Grant
+    | Goodbye
+    | TimedOut
+    | SharesMemory
+    | GiveBack
+    | Fragment
+    | FragmentsTaken
+    | FragmentsDropped
 )
 Answer = Returned | Raised | Cancelled

@@ -33,6 +33,8 @@ class Job(msgspec.Struct, frozen=True):
     """Digest of the package that holds the program; empty: same machine, same files."""
     encrypt: bool = False
     """Whether calls and data between machines are encrypted."""
+    max_value_bytes: int | None = 4 << 30
+    """The largest value that its processes send and take; None: there is no limit but memory."""
 
 
 class OpenJob(msgspec.Struct, tag=True, frozen=True):
@@ -134,6 +136,7 @@ class LogInfo(msgspec.Struct, frozen=True):
     name: str
     size_bytes: int
     is_running: bool
+    public_name: str = ""
 
 
 class LogList(msgspec.Struct, tag=True, frozen=True):

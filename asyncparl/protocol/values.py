@@ -28,6 +28,7 @@ import msgspec
 
 from asyncparl.errors import SerializationError
 from asyncparl.protocol.frames import MAX_BUFFERS, Buffer
+from asyncparl.protocol.owned import LARGE_BYTES, Owned, owned
 
 _PLAIN = b"M"
 _PICKLE = b"P"
@@ -46,11 +47,28 @@ class Encoded(NamedTuple):
     """A value ready for a frame. `buffers` may alias the caller's arrays: send, or `detach`, before they change."""
 
     payload: bytes
-    buffers: Sequence[Buffer] = ()
+    buffers: Sequence[Buffer | Owned] = ()
 
     def detach(self) -> Encoded:
         """The same value with memory of its own."""
-        return Encoded(self.payload, [bytes(buffer) for buffer in self.buffers]) if self.buffers else self
+        return self._replace(buffers=[_detached(buffer) for buffer in self.buffers]) if self.buffers else self
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it."""
+        return len(self.payload) + sum(len(buffer) for buffer in self.buffers)
+
+
+class Large(Encoded):
+    """One that is too large for one message, and travels in fragments. It has memory of its own."""
+
+    __slots__ = ()
+
+
+def _detached(buffer: Buffer | Owned) -> Buffer | Owned:
+    if isinstance(buffer, Owned):
+        return buffer
+    return owned(buffer) if len(buffer) > LARGE_BYTES else bytes(buffer)
 
 
 NOTHING = Encoded(b"")

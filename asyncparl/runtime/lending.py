@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncparl.protocol.frames import Buffer, Lent
+from asyncparl.protocol.owned import LARGE_BYTES, Owned, copy_into, in_one_piece
+from asyncparl.protocol.values import Encoded, Large
 from asyncparl.transport.arena import Arena
 
 SHARED_BYTES = 256 << 20
@@ -14,11 +16,39 @@ MIN_LENT_BYTES = 64 * 1024
 """Smaller buffers are not worth it: see `benchmarks/arrays.py`."""
 
 
-def lend_large(arena: Arena, buffers: Sequence[Buffer]) -> list[Buffer | Lent]:
+def lend_large(arena: Arena, buffers: Sequence[Buffer | Owned]) -> list[Buffer | Owned | Lent]:
     """The same buffers, those that are large in the arena, as far as there is room."""
     return [_lend(arena, buffer) if len(buffer) >= MIN_LENT_BYTES else buffer for buffer in buffers]
 
 
-def _lend(arena: Arena, buffer: Buffer) -> Buffer | Lent:
-    offset = arena.lend(buffer)
+def _lend(arena: Arena, buffer: Buffer | Owned) -> Buffer | Owned | Lent:
+    offset = arena.lend(in_one_piece(buffer))
     return buffer if offset is None else Lent(offset, len(buffer))
+
+
+def hold_large(arena: Arena | None, value: Encoded) -> Encoded:
+    """A large value with memory of its own: in the arena if there is room for it, else to be sent in fragments.
+
+    For the thread that has the value, without any lock: it takes as long as copying does.
+    """
+    inline_bytes = len(value.payload) + sum(len(buffer) for buffer in value.buffers if len(buffer) < MIN_LENT_BYTES)
+    if arena is not None and inline_bytes <= LARGE_BYTES and (held := _held(arena, value.buffers)) is not None:
+        return value._replace(buffers=held)
+    return Large(*value.detach())
+
+
+def _held(arena: Arena, buffers: Sequence[Buffer | Owned]) -> list[Buffer | Owned] | None:
+    """The buffers, copied to where `lend_large` finds them in their place; None: there is not enough room."""
+    held, copies = list[Buffer | Owned](), list[tuple[memoryview, Buffer | Owned]]()
+    for buffer in buffers:
+        if len(buffer) < MIN_LENT_BYTES or (not isinstance(buffer, Owned) and arena.may_lend_in_place(buffer)):
+            held.append(buffer)
+            continue
+        space = arena.reserve(len(buffer))
+        if space is None:
+            return None
+        held.append(Owned([space.view]))
+        copies.append((space.view, buffer))
+    for view, buffer in copies:
+        copy_into(view, buffer)
+    return held

@@ -29,21 +29,19 @@ from asyncparl.protocol.link import (
     PeerClosing,
     TimeIsUp,
 )
-from asyncparl.protocol.messages import Call, ErrorReport
+from asyncparl.protocol.messages import Call, ErrorReport, Fragment
+from asyncparl.protocol.owned import LARGE_BYTES, Owned
 from asyncparl.protocol.values import NOTHING, Encoded
 from asyncparl.runtime.activity import WaitingCall, note_calling
 from asyncparl.runtime.event_loop import EventLoop
-from asyncparl.runtime.lending import lend_large
+from asyncparl.runtime.lending import hold_large, lend_large
 from asyncparl.runtime.roles import Callee, Caller
 from asyncparl.runtime.served_limits import ServedLimits
 from asyncparl.transport.arena import Arena, Space
 from asyncparl.transport.base import Channel
 
-MAX_MESSAGE_BYTES = 1 << 30
-"""What a channel accepts in one message."""
-
-_MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
-"""The rest is room for the frame around a value: header, table, envelope, padding."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""What a channel accepts in one message. What is larger than `LARGE_BYTES` travels in fragments."""
 
 _DRAIN_LIMIT = 64
 """Messages handled before other tasks get their turn."""
@@ -57,19 +55,6 @@ _JOIN_LIMIT_BYTES = 1 << 16
 
 class LinkLost(Exception):
     """The link was lost before the call was made: nothing was sent, and nobody would settle the call."""
-
-
-def check_size(value: Encoded) -> None:
-    """Refuse what no channel would take.
-
-    Raises:
-        MessageTooLarge: with the size and the limit.
-    """
-    if not value.buffers and len(value.payload) <= _JOIN_LIMIT_BYTES:
-        return
-    size = len(value.payload) + sum(len(buffer) for buffer in value.buffers)
-    if size > _MAX_VALUE_BYTES:
-        raise MessageTooLarge(f"a value of {size:,} bytes; the limit of one message is {_MAX_VALUE_BYTES:,} bytes")
 
 
 class Link:
@@ -87,6 +72,8 @@ class Link:
         self._blocked = trio.Event()
         self._limits: ServedLimits | None = None
         """Of calls that we serve; made for the first that has one."""
+        self._on_quiet: list[Callable[[], None]] = []
+        """Who wants to know that nothing of what was said is on its way in fragments any more."""
         self.loop = EventLoop()
         note_calling(self)
 
@@ -109,7 +96,7 @@ class Link:
             LinkLost: nothing was sent.
             MessageTooLarge: nothing was sent.
         """
-        check_size(value)
+        value = self._fit(value)
         with self._lock:
             if self.is_lost:
                 raise LinkLost
@@ -159,7 +146,8 @@ class Link:
         Raises:
             MessageTooLarge: nothing was sent, and the call is still owed an answer.
         """
-        check_size(value)
+        if self.core.callee.is_wanted(call_id):  # else the core drops it
+            value = self._fit(value)
         with self._lock:
             self.core.answer_returned(call_id, value, streamed=streamed)
             self._flush()
@@ -170,7 +158,7 @@ class Link:
         No effect if the call has been answered.
         """
         try:
-            check_size(value)
+            value = self._fit(value)
         except MessageTooLarge:
             value = NOTHING
         with self._lock:
@@ -190,7 +178,7 @@ class Link:
         Raises:
             MessageTooLarge: nothing was sent.
         """
-        check_size(value)
+        value = self._fit(value)
         with self._lock:
             self.core.send_item(call_id, value)
             self._flush()
@@ -260,6 +248,7 @@ class Link:
             self._refused = []
             if self._limits is not None:
                 self._limits.end()
+            self._tell_quiet()
         self.disconnect()
         for call_id, fate in lost:
             callers[call_id].call_lost(error_for(fate))
@@ -278,6 +267,15 @@ class Link:
         with self._lock:
             self._flush()
 
+    def call_when_quiet(self, function: Callable[[], None]) -> None:
+        """`function` is called, once, when the peer has taken all that travels in fragments, which may be now.
+
+        From any thread, and in any.
+        """
+        with self._lock:
+            self._on_quiet.append(function)
+            self._tell_quiet()
+
     def waiting_calls(self) -> Iterable[WaitingCall]:
         """Calls of ours that have no answer yet. From any thread, and without a lock."""
         return [caller.describe() for caller in tuple(self._callers.values())]
@@ -294,19 +292,21 @@ class Link:
             while True:
                 if self.core.num_outgoing > _MAX_OUTGOING:
                     await self._wait_until_taken(channel)
-                self._take_in(await channel.receive())
-                for _ in range(_DRAIN_LIMIT):
+                num_left = _DRAIN_LIMIT - self._take_in(await channel.receive())
+                while num_left > 0:
                     try:
                         view = channel.receive_nowait()
                     except trio.WouldBlock:
                         break
-                    self._take_in(view)
+                    num_left -= self._take_in(view)
         except trio.BrokenResourceError:
             return "the connection was lost"
         except trio.ClosedResourceError:
             return "the connection was closed"
         except ProtocolError as error:
             return f"the peer broke the protocol: {error}"
+        except MemoryError as error:
+            return str(error)
 
     async def _wait_until_taken(self, channel: Channel) -> None:
         """The peer asks and asks, and takes no answer: it is not heard before it does."""
@@ -314,12 +314,18 @@ class Link:
             await channel.wait_sendable()
             self.flush()
 
-    def _take_in(self, view: memoryview) -> None:
+    def _take_in(self, view: memoryview) -> int:
+        """Handle a message; for how many it counts."""
+        weight = 1
         for frame in decode_frames(view, None if self._arena is None else self._arena.borrow):
+            if type(frame.message) is Fragment:
+                weight = _DRAIN_LIMIT
             with self._lock:
                 event = self.core.receive(frame)
                 if self.core.has_outgoing:
                     self._flush()
+                if self._on_quiet:
+                    self._tell_quiet()
             if isinstance(event, MemoryReturned):
                 self._take_back(event.offsets)
             else:
@@ -328,6 +334,7 @@ class Link:
             with self._lock:
                 self.core.give_back(self._arena.take_returns())
                 self._flush()
+        return weight
 
     def _tell(self, event: Event | None) -> None:
         match event:
@@ -347,10 +354,17 @@ class Link:
                     caller.timed_out(message)
             case GrantArrived(call_id):
                 self._serving().grant_arrived(self, call_id)
-            case Opened() if self._callee is not None:
-                self._callee.link_opened(self)
-            case PeerClosing() | Opened() | MemoryReturned() | None:
+            case Opened(_, too_large):
+                self._opened(too_large)
+            case PeerClosing() | MemoryReturned() | None:
                 pass
+
+    def _opened(self, too_large: Iterable[int]) -> None:
+        for call_id in too_large:
+            if (caller := self._callers.pop(call_id, None)) is not None:
+                caller.call_lost(MessageTooLarge(f"a value that is larger than the peer takes; {self._limit()}"))
+        if self._callee is not None:
+            self._callee.link_opened(self)
 
     # --- calls of the peer's that have a time limit -----------------------------------------------------------
 
@@ -383,6 +397,24 @@ class Link:
             self._arena.take_back(offset)
 
     # --- sending --------------------------------------------------------------------------------------------
+
+    def _fit(self, value: Encoded) -> Encoded:
+        """What can be sent: something large gets memory of its own, before anybody has to wait for the lock.
+
+        Raises:
+            MessageTooLarge: it is larger than is allowed; with the size and the limit.
+        """
+        if not value.buffers and len(value.payload) <= LARGE_BYTES:
+            return value
+        num_bytes, limit = value.num_bytes, self.core.largest_value
+        if limit is not None and num_bytes > limit:
+            raise MessageTooLarge(f"a value of {num_bytes:,} bytes; {self._limit()}")
+        if num_bytes <= LARGE_BYTES:
+            return value
+        return hold_large(self._arena if self.core.may_refer else None, value)
+
+    def _limit(self) -> str:
+        return f"the limit is {self.core.largest_value:,} bytes, which `connect(max_value_bytes=...)` changes"
 
     def _flush(self) -> None:
         """Send as much as the channel takes. The lock is held."""
@@ -417,18 +449,28 @@ class Link:
         """The next message for the channel: one frame, or several small ones."""
         core = self.core
         message, value = core.take_outgoing(self.loop.now() if core.has_deadlines else 0.0)
-        buffers: Sequence[Buffer | Lent] = value.buffers
+        buffers: Sequence[Buffer | Owned | Lent] = value.buffers
         if buffers and self._arena is not None and core.may_refer:
             buffers = lend_large(self._arena, value.buffers)
         parts = encode_frame(message, value.payload, buffers)
         if value.buffers or not core.has_outgoing:
             return parts
-        size = len(parts[0])
-        while core.has_outgoing and size < _JOIN_LIMIT_BYTES and not core.next_outgoing.value.buffers:
+        size = len(parts[0]) if len(parts) == 1 else _JOIN_LIMIT_BYTES
+        while (
+            size < _JOIN_LIMIT_BYTES and (following := core.next_outgoing) is not None and not following.value.buffers
+        ):
             message, value = core.take_outgoing(self.loop.now() if core.has_deadlines else 0.0)
-            parts += encode_frame(message, value.payload)
-            size += len(parts[-1])
+            frame = encode_frame(message, value.payload)
+            parts += frame
+            size += len(frame[0]) if len(frame) == 1 else _JOIN_LIMIT_BYTES
         return parts
+
+    def _tell_quiet(self) -> None:
+        """The lock is held."""
+        if not self.core.has_transfers:
+            told, self._on_quiet = self._on_quiet, []
+            for function in told:
+                function()
 
     def _do_in_loop(self, function: Callable[[], None]) -> None:
         if self.loop.is_here:

@@ -129,6 +129,13 @@ class Arena:
             out[block.start + start : block.start + start + len(part)] = part
         return block.start
 
+    def may_lend_in_place(self, data: Part) -> bool:
+        """Whether `lend` would not copy this, because it is in a `Space`, and was not lent before."""
+        with self._lock:
+            if self._mapping is None or not self._spaces:
+                return False
+            return self._find_space(memoryview(data).cast("B"))[0] is not None
+
     def take_back(self, offset: int) -> None:
         """The peer does not see any more what was lent at `offset`.
 
@@ -189,21 +196,26 @@ class Arena:
 
     def _lend_in_place(self, source: memoryview) -> int | None:
         """Where it is, if it is in a space, and the peer has not been given that part before."""
-        if source.readonly:
+        block, start = self._find_space(source)
+        if block is None:
             return None
+        block.handed.append((start, start + len(source)))
+        block.num_lent += 1
+        self._lent[start] = block
+        block.on_lent()
+        return start
+
+    def _find_space(self, source: memoryview) -> tuple[_Block | None, int]:
+        if source.readonly:
+            return None, 0
         assert self._mapping is not None
         start = ctypes.addressof(ctypes.c_ubyte.from_buffer(source)) - self._mapping.address - self._our_start
         end = start + len(source)
         for block in self._spaces.values():
             if block.start <= start and end <= block.start + block.size:
-                if any(start < other_end and other_start < end for other_start, other_end in block.handed):
-                    return None
-                block.handed.append((start, end))
-                block.num_lent += 1
-                self._lent[start] = block
-                block.on_lent()
-                return start
-        return None
+                is_handed = any(start < other_end and other_start < end for other_start, other_end in block.handed)
+                return (None if is_handed else block), start
+        return None, 0
 
     def _collect(self) -> None:
         """Free what finalizers have noted, and what has not been needed lately."""

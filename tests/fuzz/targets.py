@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from asyncparl.errors import ProtocolError, SerializationError
 from asyncparl.protocol.control import Answer, Request, decode_answer, decode_request, encode_control
+from asyncparl.protocol.fragments import MAX_TRANSFERS
 from asyncparl.protocol.frames import decode_frames, encode_frame
 from asyncparl.protocol.link import AnswerArrived, TimeIsUp
-from asyncparl.protocol.values import decode_value, encode_value
+from asyncparl.protocol.messages import Fragment, Message, Returned
+from asyncparl.protocol.values import NOTHING, Encoded, decode_value, encode_value
 from asyncparl.transport.handshake import REPLY_BYTES, HandshakeError, Hello, ListenerHandshake
 from tests.protocol.pair import call, open_pair, taken
 from tests.protocol.strategies import instances_of, messages, plain_values
@@ -42,7 +44,10 @@ def read_frames(data: bytes) -> None:
 
 
 def run_link(data: bytes) -> None:
-    """Whatever a peer sends: every call of ours is settled once, and nothing but a `ProtocolError` is raised."""
+    """Whatever a peer sends: every call of ours is settled once, and nothing is raised but a `ProtocolError`.
+
+    Or a `MemoryError`, where he announces more than there is.
+    """
     core, _ = open_pair()
     unsettled = {call(core), call(core), call(core, credit=2)}
     taken(core)
@@ -52,7 +57,8 @@ def run_link(data: bytes) -> None:
             if isinstance(event, AnswerArrived | TimeIsUp):
                 unsettled.remove(event.call_id)
             taken(core)
-    except ProtocolError:
+            assert core._joiner.num_open <= MAX_TRANSFERS
+    except (ProtocolError, MemoryError):
         pass
     lost, _ = core.lose()
     assert {call_id for call_id, _ in lost} == unsettled
@@ -116,11 +122,25 @@ _hellos = st.builds(
     route=st.text(max_size=20),
     share=st.booleans(),
 )
-_framed = st.builds(lambda message, value: b"".join(encode_frame(message, *value)), messages, _values)
+
+
+def _framed(message: Message, value: Encoded = NOTHING) -> bytes:
+    return b"".join(encode_frame(message, value.payload, value.buffers))
+
+
+def _in_fragments(number: int, message: Message, value: Encoded, size: int) -> bytes:
+    data = _framed(message, value)
+    pieces = [Encoded(b"", [data[at : at + size]]) for at in range(0, len(data), size)]
+    return b"".join(_framed(Fragment(number, i * size, len(data)), piece) for i, piece in enumerate(pieces))
+
+
+_fragments = st.lists(
+    st.tuples(st.builds(Returned, st.integers(1, 3), st.booleans()), _values, st.integers(20, 200)), max_size=3
+).map(lambda sent: b"".join(_in_fragments(number, *each) for number, each in enumerate(sent, start=1)))
 
 _CORRECT: dict[str, st.SearchStrategy[bytes]] = {
-    "frames": _framed,
-    "link": st.lists(st.builds(lambda message: b"".join(encode_frame(message)), messages)).map(b"".join),
+    "frames": st.builds(_framed, messages, _values),
+    "link": st.lists(st.builds(_framed, messages)).map(b"".join) | _fragments,
     "control": _controls.map(lambda encoded: bytes(encoded.payload)),
     "values": _values.map(lambda encoded: bytes(encoded.payload)),
     "greeting": st.builds(lambda hello, proof: hello.pack() + proof, _hellos, st.binary(min_size=32, max_size=32)),

@@ -214,13 +214,33 @@ def test_more_buffers_than_a_frame_can_number_are_an_error_of_the_value() -> Non
         encode_frame(Goodbye(), b"", [b""] * 65_536)
 
 
-def test_a_payload_of_4_gib_is_an_error_of_the_value() -> None:
-    class Enormous(bytes):
-        def __len__(self) -> int:
-            return 1 << 32
+class Enormous(bytes):
+    """Says that it is as large as no test can afford."""
 
-    with pytest.raises(SerializationError, match="4294967296 bytes"):
-        encode_frame(Goodbye(), Enormous())
+    num_bytes = 0
+
+    def __len__(self) -> int:
+        return self.num_bytes
+
+
+def test_the_length_of_a_payload_has_48_bits() -> None:
+    payload = Enormous()
+    payload.num_bytes = (5 << 32) + 7
+    [head, *_] = encode_frame(Goodbye(), payload)
+    with pytest.raises(ProtocolError, match=f"announces {len(head) + payload.num_bytes} bytes"):
+        decode_frames(memoryview(head))
+    payload.num_bytes = 1 << 48
+    with pytest.raises(SerializationError, match="281474976710656 bytes"):
+        encode_frame(Goodbye(), payload)
+
+
+def test_a_long_payload_is_passed_on_as_it_is() -> None:
+    payload = b"p" * 100_000
+    for buffers in ([], [b"b" * 70]):
+        parts = encode_frame(Goodbye(), payload, buffers)
+        assert any(part is payload for part in parts)
+        [frame] = decode_frames(arrived(parts))
+        assert (frame.payload, list(frame.buffers)) == (payload, buffers)
 
 
 @pytest.mark.parametrize(

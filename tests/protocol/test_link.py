@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from asyncparl.errors import ProtocolError
-from asyncparl.protocol.link import AnswerArrived, CallArrived, CancelArrived, LinkCore, LinkState, Opened
+from asyncparl.protocol.link import (
+    DEFAULT_MAX_VALUE_BYTES,
+    AnswerArrived,
+    CallArrived,
+    CancelArrived,
+    LinkCore,
+    LinkState,
+    Opened,
+)
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
     Call,
@@ -31,8 +39,8 @@ from tests.protocol.pair import REPORT, call, carry, frame_of, messages, open_pa
 
 def test_both_sides_say_hello_at_once() -> None:
     left, right = LinkCore(name="left", pid=7, call_window=3), LinkCore(name="right")
-    assert carry(left, right) == [Opened(Hello(PROTOCOL_VERSION, 3, "left", 7))]
-    assert carry(right, left) == [Opened(Hello(PROTOCOL_VERSION, 1024, "right", 0))]
+    assert carry(left, right) == [Opened(Hello(PROTOCOL_VERSION, 3, "left", 7, "", DEFAULT_MAX_VALUE_BYTES))]
+    assert carry(right, left) == [Opened(Hello(PROTOCOL_VERSION, 1024, "right", 0, "", DEFAULT_MAX_VALUE_BYTES))]
     assert left.state is right.state is LinkState.OPEN
     assert (left.caller.window, right.caller.window) == (1024, 3)
 
@@ -55,7 +63,7 @@ def test_a_peer_of_another_version_is_refused_by_name_and_stays_outside() -> Non
     core = LinkCore(name="left")
     call(core)
     taken(core)
-    with pytest.raises(ProtocolError, match=r"^right speaks protocol version 99, this side 1: install the same"):
+    with pytest.raises(ProtocolError, match=r"^right speaks protocol version 99, this side 2: install the same"):
         core.receive(frame_of(Hello(99, 1, "right", 0)))
     assert core.state is LinkState.OPENING
     assert not core.has_outgoing

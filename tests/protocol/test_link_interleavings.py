@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.world import World
+from asyncparl.protocol import fragments
+from tests.protocol.world import FRAGMENT_BYTES, WINDOW_BYTES, World
 
 STEPS = list(World((1, 1)).steps)
 PEACEFUL = [step for step in STEPS if step not in ("goodbye", "lose")]
@@ -18,6 +20,14 @@ windows = st.tuples(st.integers(0, 3), st.integers(1, 3))
 
 def script_of(steps: list[str]) -> st.SearchStrategy[list[tuple[str, int, int]]]:
     return st.lists(st.tuples(st.sampled_from(steps), st.integers(0, 1), st.integers(0, 11)), min_size=5, max_size=80)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_fragments() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fragments, "FRAGMENT_BYTES", FRAGMENT_BYTES)
+        patch.setattr(fragments, "WINDOW_BYTES", WINDOW_BYTES)
+        yield
 
 
 def play(world: World, script: list[tuple[str, int, int]]) -> None:

@@ -2,6 +2,7 @@
 
 Each end has one FIFO of transport messages on their way to it. A step lets one end do something, or delivers one
 message. The world checks every event against its own simple record of every call, so that a wrong one fails at once.
+Some values are large: they travel in fragments, which the world puts together for itself, on both sides of the way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from asyncparl.errors import CallFate
 from asyncparl.protocol.calls import CallerState
+from asyncparl.protocol.fragments import Joiner
 from asyncparl.protocol.frames import Frame, decode_frames
 from asyncparl.protocol.link import (
     AnswerArrived,
@@ -26,9 +28,48 @@ from asyncparl.protocol.link import (
     PeerClosing,
     TimeIsUp,
 )
-from asyncparl.protocol.messages import Call, CallKind, Cancel, Cancelled, Item, Raised, Returned, TimedOut
-from asyncparl.protocol.values import Encoded
+from asyncparl.protocol.messages import (
+    Call,
+    CallKind,
+    Cancel,
+    Cancelled,
+    Fragment,
+    FragmentsDropped,
+    FragmentsTaken,
+    Item,
+    Raised,
+    Returned,
+    TimedOut,
+)
+from asyncparl.protocol.owned import owned
+from asyncparl.protocol.values import Encoded, Large
 from tests.protocol.pair import REPORT, packed
+
+FRAGMENT_BYTES = 60
+WINDOW_BYTES = 3 * FRAGMENT_BYTES
+"""For those who let the world play: so small that every large value is cut."""
+
+
+def value_of(memory: bytearray, pick: int) -> Encoded:
+    """What a call, an item or an answer carries; one in four is large, and copied before."""
+    return Large(b"", [owned(memory)]) if pick % 4 == 3 else Encoded(b"", [memory])
+
+
+class Way:
+    """Frames as they pass a point between the ends: those in fragments once they are whole."""
+
+    def __init__(self) -> None:
+        self.joiner = Joiner(None)
+
+    def passes(self, frame: Frame) -> Frame | None:
+        """The whole frame; None for a part of one."""
+        match frame.message:
+            case Fragment() as fragment:
+                whole = self.joiner.take(fragment, frame.buffers)
+                return None if whole is None else decode_frames(whole)[0]
+            case FragmentsDropped(transfer_id):
+                self.joiner.drop(transfer_id)
+        return frame
 
 
 @dataclass
@@ -40,6 +81,7 @@ class CallRecord:
     """Items that its caller allowed so far."""
     outcome: str = ""
     """How its caller saw it end; empty while it waits."""
+    is_large: bool = False
     on_wire: bool = False
     arrived: bool = False
     cancel_arrived: bool = False
@@ -70,6 +112,8 @@ class End:
     """Calls of ours that left, and whose answer has not come back."""
     last_arrived: int = 0
     said_goodbye: bool = False
+    sent: Way = field(default_factory=Way)
+    received: Way = field(default_factory=Way)
 
     def unsettled(self) -> list[int]:
         return [call_id for call_id, record in self.calls.items() if not record.outcome]
@@ -117,7 +161,8 @@ class World:
         end = self.ends[who]
         record = CallRecord(f"call {len(end.calls)} of {who}".encode(), granted=pick % 3, deadline=deadline)
         memory = bytearray(record.value)
-        value = Encoded(b"", [memory])
+        value = value_of(memory, pick)
+        record.is_large = isinstance(value, Large)
         call_id = end.core.call(CallKind.METHOD, "f", value, credit=record.granted, deadline=deadline)
         assert call_id not in end.calls
         end.calls[call_id] = record
@@ -198,9 +243,9 @@ class World:
         memory = bytearray(record.value)
         match pick % 3:
             case 0:
-                core.answer_returned(call_id, Encoded(b"", [memory]))
+                core.answer_returned(call_id, value_of(memory, pick // 3))
             case 1:
-                core.answer_raised(call_id, REPORT, Encoded(b"", [memory]))
+                core.answer_raised(call_id, REPORT, value_of(memory, pick // 3))
             case 2:
                 core.answer_cancelled(call_id)
         self._user_goes_on(who, pick, memory)
@@ -212,7 +257,7 @@ class World:
             call_id = served[pick % len(served)]
             record = self.ends[1 - who].calls[call_id]
             memory = bytearray(record.value + b", item %d" % record.num_items_sent)
-            core.send_item(call_id, Encoded(b"", [memory]))
+            core.send_item(call_id, value_of(memory, pick))
             record.num_items_sent += 1
             record.callee_deadline = None
             self._user_goes_on(who, pick, memory)
@@ -231,6 +276,7 @@ class World:
         for call_id, fate in lost:
             record = end.calls[call_id]
             assert fate is CallFate.MAY_HAVE_RUN or not record.on_wire
+            assert fate is CallFate.NEVER_STARTED or record.on_wire or not record.is_large
             record.outcome = fate.value
         end.inbox.clear()
         end.num_on_wire = 0
@@ -244,18 +290,29 @@ class World:
             return
         expected = end.core.next_outgoing
         outgoing = end.core.take_outgoing(self._now(who))
-        assert outgoing.value is expected.value
-        match outgoing.message:
-            case Call(call_id, timeout_s=timeout_s):
-                record = end.calls[call_id]
-                assert timeout_s == (None if record.deadline is None else max(0.0, record.deadline - self._now(who)))
-                record.on_wire = True
-                end.num_on_wire += 1
-                assert end.num_on_wire <= peer.window
-            case other:
-                assert other is expected.message
+        data = packed(outgoing)
+        [frame] = decode_frames(data)
+        whole = end.sent.passes(frame)
+        if expected is None:
+            assert isinstance(outgoing.message, Fragment)
+        else:
+            assert outgoing.value is expected.value
+            assert outgoing.message is expected.message or isinstance(outgoing.message, Call)
+        if whole is not None and isinstance(whole.message, Call):
+            self._check_leaving(who, whole.message)
         if peer.core.state is not LinkState.LOST:
-            peer.inbox.append(packed(outgoing))
+            peer.inbox.append(data)
+
+    def _check_leaving(self, who: int, call: Call) -> None:
+        record = self.ends[who].calls[call.call_id]
+        left_s = None if record.deadline is None else max(0.0, record.deadline - self._now(who))
+        if left_s is None or call.timeout_s is None or not record.is_large:
+            assert call.timeout_s == left_s
+        else:
+            assert call.timeout_s >= left_s, "it is what was left when it began to leave"
+        record.on_wire = True
+        self.ends[who].num_on_wire += 1
+        assert self.ends[who].num_on_wire <= self.ends[1 - who].window
 
     def deliver(self, who: int, pick: int) -> None:
         """One message reaches this end."""
@@ -266,7 +323,11 @@ class World:
         was_open = end.core.state is LinkState.OPEN
         event = end.core.receive(frame)
         assert was_open or isinstance(event, Opened)
-        self._check_event(who, frame, event)
+        whole = end.received.passes(frame)
+        if whole is None:
+            assert event is None
+        else:
+            self._check_event(who, whole, event)
         assert end.core.callee.num_open == len(self._served(who)) <= end.window
 
     def _check_event(self, who: int, frame: Frame, event: Event | None) -> None:
@@ -283,7 +344,8 @@ class World:
             case PeerClosing():
                 assert peer.said_goodbye
             case None:
-                known = isinstance(frame.message, Item | Returned | Raised | Cancelled | TimedOut)
+                ours = Item | Returned | Raised | Cancelled | TimedOut | FragmentsTaken | FragmentsDropped
+                known = isinstance(frame.message, ours)
                 assert known or self._is_over(who, frame)
 
     def _check_served(self, who: int, frame: Frame, event: CallArrived | CancelArrived | GrantArrived) -> None:
@@ -325,7 +387,8 @@ class World:
                 record.num_items_received += 1
                 assert record.num_items_received <= record.granted
             case AnswerArrived():
-                assert type(frame.message).__name__.lower() == record.answer
+                is_cut_short = record.is_overdue and isinstance(frame.message, Cancelled)
+                assert type(frame.message).__name__.lower() == record.answer or is_cut_short
                 assert record.num_items_received == record.num_items_sent or record.is_overdue
                 assert not frame.buffers or frame.buffers[0] == record.value
                 record.outcome = record.answer
@@ -369,6 +432,8 @@ class World:
             assert end.unsettled() == []
             assert end.core.caller.num_open == end.core.callee.num_open == end.num_on_wire == 0
             assert not end.core.has_outgoing
+            assert not end.core.has_transfers
+            assert end.core._joiner.num_open == 0
 
     def _deliver_everything(self) -> None:
         while any(end.core.has_outgoing or end.inbox for end in self.ends):

@@ -154,8 +154,12 @@ async def check_what_is_made_in_place_is_lent_without_a_copy(transport: Transpor
             view, calls = space.view, list[str]()
             space.call_when_lent(partial(calls.append, "lent"))
             view[:] = pattern(_BLOCK + 1)[: _BLOCK + 1]
+            expect(lender.may_lend_in_place(view[1:]), "it is where it is to be lent from")
+            expect(not lender.may_lend_in_place(bytearray(view)), "a copy of it is not")
+            expect(not calls, "asking lends nothing")
             offset = lender.lend(view[1:])
             expect(offset is not None and calls == ["lent"], "it is lent, and its maker is told")
+            expect(not lender.may_lend_in_place(view), "a part of it was given away")
             assert offset is not None
             seen = borrower.borrow(offset, _BLOCK)
             view[1] = 77
@@ -201,4 +205,5 @@ async def check_a_closed_channel_lends_and_borrows_nothing(transport: Transport)
         pass
     for lender, borrower in pairs:
         expect(lender.lend(bytes(10)) is None and lender.reserve(10) is None, "nothing is lent any more")
+        expect(not lender.may_lend_in_place(bytearray(10)), "not in place either")
         expect_error(trio.ClosedResourceError, partial(borrower.borrow, 0, 10))
