@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from asyncparl.algorithms import ActorCritic, Algorithm, WeightLayout, to_torch
 from asyncparl.training.batching import Batch
-from asyncparl.training.errors import TrainingError
+from asyncparl.training.errors import LearnersParted, TrainingError
+from asyncparl.training.lockstep import Lockstep, UpdateAbandoned
 from asyncparl.training.metrics import UpdateTimes
 from asyncparl.training.parallel import ParallelMap
 
@@ -62,6 +63,7 @@ class Learner:
         algorithm: its model is on `device` already. `algorithm.updates` is the version of its weights.
         on_update: called in the event loop after every update.
         num_threads: CPU threads that torch uses for it.
+        lockstep: with other learners; None: it is the only one.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Learner:
         on_update: Callable[[Update], None],
         device: torch.device | str = "cpu",
         num_threads: int = 1,
+        lockstep: Lockstep | None = None,
         close_limit_s: float = CLOSE_LIMIT_S,
     ) -> None:
         self._algorithm = algorithm
@@ -78,6 +81,7 @@ class Learner:
         self._device = torch.device(device)
         self._layout = WeightLayout.of(algorithm.model)
         self._num_threads = num_threads
+        self._lockstep = lockstep
         self._close_limit_s = close_limit_s
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._room = trio.Semaphore(HAND_OVER + 1)
@@ -95,6 +99,7 @@ class Learner:
 
         Raises:
             TrainingError: a loss or a weight is not finite any more, or the thread does not stop in time.
+            LearnersParted: another learner has gone.
             Exception: whatever `algorithm.learn` raised.
         """
         loop = trio.lowlevel.current_trio_token()
@@ -106,6 +111,8 @@ class Learner:
             await self._ended.wait()
         finally:
             self._stopping = True
+            if self._lockstep is not None:
+                self._lockstep.close()
             self._jobs.put(None)
             with trio.move_on_after(self._close_limit_s, shield=True):
                 await self._ended.wait()
@@ -118,7 +125,7 @@ class Learner:
     @property
     def ended_well(self) -> bool:
         """Whether the thread is gone, and the algorithm in the state after a whole update."""
-        return self._ended.is_set() and self._error is None
+        return self._ended.is_set() and (self._error is None or isinstance(self._error, LearnersParted))
 
     async def submit(self, batch: Batch) -> None:
         """Hand over a batch; waits while enough of them wait already.
@@ -159,10 +166,12 @@ class Learner:
     def _work(self, loop: trio.lowlevel.TrioToken) -> None:
         try:
             self._loop = loop
-            with self._threads():
+            with self._threads(), self._together():
                 self._idle_since = perf_counter()
                 while (job := self._jobs.get()) is not None and not self._stopping:
                     job()
+        except UpdateAbandoned:
+            pass  # we were asked to end while the others had nothing to learn from
         except BaseException as error:
             self._error = error
         finally:
@@ -184,9 +193,22 @@ class Learner:
             finally:
                 algorithm.use_threads(map, 1)
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """With the other learners, if there are any."""
+        if self._lockstep is None:
+            yield
+            return
+        assert isinstance(self._algorithm, ActorCritic)
+        self._algorithm.learn_together(self._lockstep.together)
+        try:
+            yield
+        finally:
+            self._algorithm.learn_together(None)
+
     def _learn(self, batch: Batch) -> None:
         algorithm = self._algorithm
-        taken = perf_counter()
+        taken, waited_before_s = perf_counter(), self._waited_s()
         lags = batch.policy_lag(algorithm.updates)
         rollout = to_torch(batch.rollout, self._device, non_blocking=True)
         copied = perf_counter()
@@ -195,10 +217,15 @@ class Learner:
         losses = {name: float(value) for name, value in metrics.items()}
         _check_finite(losses, algorithm.updates)
         done = perf_counter()
-        times = UpdateTimes(taken - self._idle_since, copied - taken, done - copied)
+        waited_s = self._waited_s() - waited_before_s
+        times = UpdateTimes(taken - self._idle_since + waited_s, copied - taken, done - copied - waited_s)
         self._idle_since = done
         update = Update(batch, algorithm.updates, algorithm.agent_steps, weights, lags, times, losses)
         _call_soon(self._loop, lambda: self._deliver(update))
+
+    def _waited_s(self) -> float:
+        """For other learners, so far."""
+        return 0.0 if self._lockstep is None else self._lockstep.waited_s
 
 
 def _check_finite(losses: Mapping[str, float], update: int) -> None:
