@@ -12,6 +12,7 @@ from asyncparl.algorithms.rollout import check_rollout as check_rollout
 from asyncparl.algorithms.rollout import num_agent_steps as num_agent_steps
 from asyncparl.algorithms.rollout import to_torch as to_torch
 from asyncparl.algorithms.schedule import LinearDecay as LinearDecay
+from asyncparl.algorithms.together import Together as Together
 from asyncparl.algorithms.vtrace import VTraceReturns as VTraceReturns
 from asyncparl.algorithms.vtrace import vtrace as vtrace
 from asyncparl.algorithms.weights import WeightLayout as WeightLayout

@@ -11,6 +11,7 @@ from asyncparl.algorithms.optimizers import OptimizerName, make_optimizer
 from asyncparl.algorithms.returns import gae
 from asyncparl.algorithms.rollout import Rollout
 from asyncparl.algorithms.schedule import LinearDecay
+from asyncparl.algorithms.together import AddUp
 
 
 class A2C(ActorCritic):
@@ -82,7 +83,7 @@ class A2C(ActorCritic):
     def _objective(self, rollout: Rollout[Tensor], evaluation: Evaluation) -> Objective:
         values = evaluation.values.detach()
         advantages = self._advantages(rollout, values, evaluation.next_values)
-        weights = normalised(advantages) if self.normalise_advantages else advantages
+        weights = normalised(advantages, self._add_up()) if self.normalise_advantages else advantages
         pg_loss = policy_gradient_loss(self._log_policy(evaluation.log_probs), weights)
         return Objective(pg_loss, values + advantages)
 
@@ -96,6 +97,9 @@ class A2C(ActorCritic):
             ends=rollout.terminated | rollout.truncated,
             lambda_=self.lambda_,
         )
+
+    def _add_up(self) -> AddUp | None:
+        return None if self._together is None else self._together.add_up
 
     def _log_policy(self, log_probs: Tensor) -> Tensor:
         """[T, B] what the policy gradient descends along."""

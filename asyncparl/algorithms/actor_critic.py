@@ -19,6 +19,7 @@ from asyncparl.algorithms.recurrence import Memory, Unrolled
 from asyncparl.algorithms.returns import check_shape, next_values
 from asyncparl.algorithms.rollout import Rollout, check_rollout, num_agent_steps, split_columns
 from asyncparl.algorithms.schedule import LinearDecay
+from asyncparl.algorithms.together import Together, added_up
 
 Precision = Literal["fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -107,6 +108,7 @@ class ActorCritic(Algorithm):
         self._memory = Memory.of(model)
         self._num_parts = 1
         self._map_parts: PartsMapper = map
+        self._together: Together | None = None
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
@@ -204,6 +206,16 @@ class ActorCritic(Algorithm):
         """
         self._map_parts, self._num_parts = map_parts, num_threads
 
+    def learn_together(self, together: Together | None) -> None:
+        """Make the next updates together with other learners; None: alone again.
+
+        `learn` then takes this learner's share of a batch; all shares have as many steps. The losses, their gradient
+        and all that is shown are those of the whole batch, and so are the weights after it, if they were the same
+        before. A layer that takes statistics over its input, such as batch normalisation, sees only this share; what a
+        model keeps in buffers is that of the first learner.
+        """
+        self._together = together
+
     def learn(self, rollout: Rollout[Tensor]) -> dict[str, Tensor]:
         """One update from one rollout on the model's device.
 
@@ -216,11 +228,13 @@ class ActorCritic(Algorithm):
         check_rollout(rollout)
         self._check_state(rollout)
         pieces = split_columns(rollout, self._num_parts if self.can_be_split else 1)
-        parts = list(self._map_parts(self._learn_part, pieces))
+        part = _joined(list(self._map_parts(self._learn_part, pieces)))
         num_steps = num_agent_steps(rollout)
-        losses = {name: _total(part.losses[name] for part in parts) for name in parts[0].losses}
-        means = {name: _total(part.sums[name] for part in parts) / num_steps for name in parts[0].sums}
-        return {**losses, **means, **self._descend([part.gradients for part in parts], num_steps)}
+        if self._together is not None:
+            part = self._of_all_learners(part, self._together)
+            num_steps *= self._together.num_learners
+        means = {name: total / num_steps for name, total in part.sums.items()}
+        return {**part.losses, **means, **self._descend(part.gradients, num_steps)}
 
     @abstractmethod
     def _objective(self, rollout: Rollout[Tensor], evaluation: Evaluation) -> Objective:
@@ -244,6 +258,27 @@ class ActorCritic(Algorithm):
         losses = {"total_loss": total_loss, "pg_loss": objective.pg_loss, "value_loss": v_loss, "entropy_loss": h_loss}
         losses = {name: loss.detach() for name, loss in losses.items()}
         return _Part(gradients, losses, {"entropy": -losses["entropy_loss"], **self._statistics(evaluation)})
+
+    def _of_all_learners(self, part: _Part, together: Together) -> _Part:
+        """What this learner and all others add to the update."""
+        parameters, own = self._parameters(), part.gradients
+        filled = [
+            torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, own, strict=True)
+        ]
+        is_there = torch.tensor([float(gradient is not None) for gradient in own], device=parameters[0].device)
+        buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        firsts = [buffer if together.is_first else torch.zeros_like(buffer) for buffer in buffers]
+        tensors = [*filled, is_there, *part.losses.values(), *part.sums.values(), *firsts]
+        totals = iter(added_up(tensors, together.add_up))
+        gradients: list[Tensor | None] = [next(totals) for _ in own]
+        num_there = next(totals)
+        if any(gradient is None for gradient in own):  # elsewhere it may be there
+            gradients = [total if number else None for total, number in zip(gradients, num_there.tolist(), strict=True)]
+        losses = {name: next(totals) for name in part.losses}
+        sums = {name: next(totals) for name in part.sums}
+        for buffer in buffers:
+            buffer.copy_(next(totals))
+        return _Part(gradients, losses, sums)
 
     def _evaluate(self, rollout: Rollout[Tensor]) -> Evaluation:
         """The model's view of every step of a rollout, and the values of what follows.
@@ -285,14 +320,13 @@ class ActorCritic(Algorithm):
         if actual != expected:
             raise ValueError(f"rollout.initial_state is {actual}, expected {expected}")
 
-    def _descend(self, gradients: Iterable[Gradients], agent_steps: int) -> dict[str, Tensor]:
-        """One step down the sum of the gradients, made from that many agent steps."""
+    def _descend(self, gradients: Gradients, agent_steps: int) -> dict[str, Tensor]:
+        """One step down the gradients, made from that many agent steps."""
         learning_rate, entropy_cost = self.schedule.at(self.agent_steps), self.entropy_cost
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        for parameter, each in zip(self._parameters(), zip(*gradients, strict=True), strict=True):
-            present = [gradient for gradient in each if gradient is not None]
-            parameter.grad = _total(present) if present else None
+        for parameter, gradient in zip(self._parameters(), gradients, strict=True):
+            parameter.grad = gradient
         grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.agent_steps += agent_steps
@@ -331,6 +365,16 @@ class ActorCritic(Algorithm):
 
     def _parameters(self) -> list[Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    """Their sums, in new memory."""
+    present = [[each for each in some if each is not None] for some in zip(*(p.gradients for p in parts), strict=True)]
+    return _Part(
+        [_total(each) if each else None for each in present],
+        {name: _total(part.losses[name] for part in parts) for name in parts[0].losses},
+        {name: _total(part.sums[name] for part in parts) for name in parts[0].sums},
+    )
 
 
 def _total(tensors: Iterable[Tensor]) -> Tensor:

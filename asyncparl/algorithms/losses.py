@@ -5,7 +5,10 @@ Learning rates and gradient clipping of the papers belong to sums. Divide the to
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from asyncparl.algorithms.together import AddUp
 
 
 def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -47,13 +50,25 @@ def entropy_loss(logits: Tensor) -> Tensor:
     return -entropy(logits).sum()
 
 
-def normalised(advantages: Tensor) -> Tensor:
+def normalised(advantages: Tensor, add_up: AddUp | None = None) -> Tensor:
     """Advantages [...] with their mean taken off, divided by their standard deviation (of all of them, not a sample).
 
     A habit of implementations (Andrychowicz et al. 2021, arXiv:2006.05990), not of the A3C paper. Equal ones become 0.
+
+    Args:
+        advantages: [...]
+        add_up: of several learners: mean and deviation are those of the advantages of all.
     """
-    centred = advantages - advantages.mean()
-    return centred / (centred.square().mean().sqrt() + 1e-8)
+    centred = advantages - _mean(advantages, add_up)
+    return centred / (_mean(centred.square(), add_up).sqrt() + 1e-8)
+
+
+def _mean(values: Tensor, add_up: AddUp | None) -> Tensor:
+    if add_up is None:
+        return values.mean()
+    sum_and_number = torch.stack([values.sum(), values.new_tensor(values.numel())])
+    add_up(sum_and_number)
+    return sum_and_number[0] / sum_and_number[1]
 
 
 def _check_same_shape(name: str, tensor: Tensor, expected: Tensor) -> None:

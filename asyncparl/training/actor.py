@@ -6,8 +6,9 @@ asks a predictor for every action.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +22,8 @@ from asyncparl.training.build import Interface, ModelClass, make_model, seed_gen
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import VectorEnvironment, environment_seed, make_environment
 from asyncparl.training.sampler import ActorCriticPolicy, Sample, Sampler, Unroller
+from asyncparl.training.sending import SentSample, pack_sample
+from asyncparl.training.weight_board import BoardAddress, BoardReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,10 @@ class ActorSetup:
         config = self.config
         return make_environment(config.env, num_envs=num_envs, seed=self.seed(offset), options=config.env_options)
 
+    def packer(self, environment: VectorEnvironment) -> Callable[[Sample], SentSample]:
+        """What makes of that which it plays there what it sends."""
+        return partial(pack_sample, environment=environment, compress=self.config.compress_rollouts)
+
 
 @asyncparl.remote_class
 class RolloutActor:
@@ -57,11 +64,13 @@ class RolloutActor:
     with one version of the weights.
     """
 
-    def __init__(self, setup: ActorSetup) -> None:
+    def __init__(self, setup: ActorSetup, board: BoardAddress | None = None) -> None:
+        """`board`: of the learner's host, where its weights are."""
         keep_freed_memory()  # a rollout is allocated every time, filled, and sent away
         config, seed = setup.config, setup.seed()
         setup.prepare_process()
         environment = setup.make_environment(config.envs_per_actor)
+        self._pack = setup.packer(environment)
         model = make_model(Interface.of(environment), setup.model_class, lstm=config.lstm)
         self._model = model
         self._layout = WeightLayout.of(model)
@@ -72,34 +81,52 @@ class RolloutActor:
             num_steps=config.unroll_length,
             initial_state=policy.initial_state(environment.num_envs),
         )
+        self._board = None if board is None else BoardReader.open(board)
+        self._num_read_in_place = 0
         self._version = -1
+        self._weights_came_at: float | None = None  # None: they have been played with
         self._num_rollouts = 0
 
-    def set_weights(self, version: int, packed: NDArray[np.uint8]) -> None:
-        """Act with these weights from the next rollout on.
+    def set_weights(self, version: int, packed: NDArray[np.uint8]) -> bool:
+        """Act with these weights from the next rollout on. Whether the actor sees the board.
 
         Raises:
             ValueError: they are of another model.
         """
         self._layout.unpack(packed, self._model)
         self._version = version
+        self._weights_came_at = perf_counter()
+        return self._board is not None
 
-    def rollout(self) -> Sample:
+    def set_weights_from(self, version: int, slot: int) -> bool:
+        """Likewise, with those in a slot of the board, which the actor has to see."""
+        assert self._board is not None
+        self._num_read_in_place += 1
+        return self.set_weights(version, self._board.weights(slot))
+
+    def rollout(self) -> SentSample:
         """The next rollout. Weights have to be set before."""
         if self._version < 0:
             raise RuntimeError("set_weights() comes before rollouts")
-        sample = self._sampler.collect(self._version)
+        came_at, self._weights_came_at = self._weights_came_at, None
+        since_weights_s = None if came_at is None else perf_counter() - came_at
+        rollout, record = self._sampler.collect(self._version)
         self._num_rollouts += 1
-        return sample
+        record = replace(record, since_weights_s=since_weights_s)
+        return self._pack(Sample(rollout, record))
 
-    def rollouts(self) -> Iterator[Sample]:
+    def rollouts(self) -> Iterator[SentSample]:
         """One rollout after the other. Weights have to be set before."""
         while True:
             yield self.rollout()
 
     def statistics(self) -> dict[str, Any]:
         """What it has done so far."""
-        return {"weights_version": self._version, "rollouts": self._num_rollouts}
+        return {
+            "weights_version": self._version,
+            "rollouts": self._num_rollouts,
+            "weights_read_in_place": self._num_read_in_place,
+        }
 
 
 @asyncparl.remote_class
@@ -122,11 +149,15 @@ class EnvironmentActor:
         if num_envs > half:
             environments.append(setup.make_environment(num_envs - half, offset=half))
         self._groups = [
-            _Group(Unroller(each, num_steps=num_steps, initial_state=repeated(initial_row, each.num_envs)), predictor)
+            _Group(
+                Unroller(each, num_steps=num_steps, initial_state=repeated(initial_row, each.num_envs)),
+                predictor,
+                setup.packer(each),
+            )
             for each in environments
         ]
 
-    def rollouts(self) -> Iterator[Sample]:
+    def rollouts(self) -> Iterator[SentSample]:
         """One rollout after the other, of the groups in turn."""
         while True:
             for group in self._groups:
@@ -138,12 +169,13 @@ class EnvironmentActor:
 class _Group:
     """Environments whose next actions have been asked for."""
 
-    def __init__(self, unroller: Unroller, predictor: asyncparl.Proxy) -> None:
+    def __init__(self, unroller: Unroller, predictor: asyncparl.Proxy, pack: Callable[[Sample], SentSample]) -> None:
         self._unroller = unroller
         self._predictor = predictor
+        self._pack = pack
         self._actions = predictor.predict(unroller.obs, unroller.state)
 
-    def step(self) -> Sample | None:
+    def step(self) -> SentSample | None:
         """Wait for the actions, do them, and ask for the next ones. The rollout that is complete now, if one is."""
         start = perf_counter()
         actions, log_probs, version, state = self._actions.result()
@@ -151,7 +183,7 @@ class _Group:
         unroller = self._unroller
         sample = unroller.step(actions, log_probs, state, weights_version=version, inference_s=waited_s)
         self._actions = self._predictor.predict(unroller.obs, unroller.state)
-        return sample
+        return None if sample is None else self._pack(sample)
 
 
 def repeated(row: NDArray[np.float32] | None, num_envs: int) -> NDArray[np.float32] | None:

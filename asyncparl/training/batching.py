@@ -2,7 +2,8 @@
 
 A ring of `num_batches` batches of T steps and `num_columns` columns. Rollouts may have any number of columns up to
 that; one that does not fit in what is left of a batch is split by columns, and its rest starts the next batch.
-A column is never cut in time. Each array is copied once, from the rollout to its place in the batch.
+A column is never cut in time. Each array is copied once, from the rollout to its place in the batch; a rollout that
+has single frames becomes one of stacks by that very copy.
 
 A batch is lent to the learner: its tensors are valid until it is released, then the memory is filled anew.
 Nothing here blocks and nothing is dropped: `has_room` says whether `add` may be called. Use it from one thread.
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from asyncparl.algorithms.rollout import STEP_FIELDS, Rollout, check_rollout
+from asyncparl.training.frames import FrameRollout, as_stacks, write_older_frames
 
 
 class Batch(NamedTuple):
@@ -72,7 +74,7 @@ class BatchAssembler:
         """Whether a rollout of that many columns can be added now."""
         return num_columns <= len(self._free) * self._num_columns - self._filled
 
-    def add(self, rollout: Rollout[NDArray[Any]], weights_version: int) -> Batch | None:
+    def add(self, rollout: Rollout[NDArray[Any]] | FrameRollout, weights_version: int) -> Batch | None:
         """Copy a rollout in; it is not needed afterwards.
 
         Returns:
@@ -82,19 +84,21 @@ class BatchAssembler:
             ValueError: if the rollout is not of this assembler's shapes and types, or wider than a batch.
             RuntimeError: if there is no room. In either case nothing was added.
         """
-        width = self._checked_width(rollout)
+        packed = rollout if isinstance(rollout, FrameRollout) else None
+        steps = as_stacks(rollout) if isinstance(rollout, FrameRollout) else rollout
+        width = self._checked_width(steps)
         if not self.has_room(width):
             raise RuntimeError(f"no room for {width} columns: {len(self._lent)} batches are not released")
         first = min(width, self._num_columns - self._filled)
         slot = self._free[0]
-        self._slots[slot].write(self._filled, rollout, 0, first, weights_version)
+        self._slots[slot].write(self._filled, steps, 0, first, weights_version, packed)
         self._filled += first
         if self._filled < self._num_columns:
             return None
         batch = self._lent[self._free.popleft()] = self._slots[slot].batch(slot)
         self._filled = width - first
         if self._filled:
-            self._slots[self._free[0]].write(0, rollout, first, width, weights_version)
+            self._slots[self._free[0]].write(0, steps, first, width, weights_version, packed)
         return batch
 
     def release(self, batch: Batch) -> None:
@@ -159,12 +163,23 @@ class _Slot:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         return cls(tensors, arrays, np.empty(num_columns, np.int64))
 
-    def write(self, column: int, rollout: Rollout[NDArray[Any]], start: int, stop: int, version: int) -> None:
-        """Copy columns start to stop of the rollout to here, from `column` on."""
+    def write(
+        self,
+        column: int,
+        rollout: Rollout[NDArray[Any]],
+        start: int,
+        stop: int,
+        version: int,
+        packed: FrameRollout | None,
+    ) -> None:
+        """Copy columns start to stop of the rollout to here, from `column` on. `packed`: what it is a view of."""
         here = slice(column, column + stop - start)
         for name in STEP_FIELDS:
             self.arrays[name][:, here] = getattr(rollout, name)[:, start:stop]
         self.arrays["bootstrap_obs"][here] = rollout.bootstrap_obs[start:stop]
+        if packed is not None:
+            obs, bootstrap_obs = self.arrays["obs"][:, here], self.arrays["bootstrap_obs"][here]
+            write_older_frames(packed, start, stop, obs, bootstrap_obs)
         if rollout.initial_state is not None:
             self.arrays["initial_state"][here] = rollout.initial_state[start:stop]
         self.versions[here] = version

@@ -14,6 +14,7 @@ import torch
 
 from asyncparl.algorithms import ActorCritic
 from asyncparl.rl import Model, default_model
+from asyncparl.training.checkpoint import Counters
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import VectorEnvironment, make_environment
 from asyncparl.training.errors import ConfigError, WrongEnvironmentError
@@ -34,6 +35,17 @@ class Interface:
     @classmethod
     def of(cls, environment: VectorEnvironment) -> Interface:
         return cls(environment.obs_shape, environment.obs_dtype, environment.num_actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """What a learner works with."""
+
+    config: TrainingConfig
+    interface: Interface
+    model_class: ModelClass | None
+    algorithm: ActorCritic
+    counters: Counters
 
 
 def find_interface(config: TrainingConfig) -> Interface:
@@ -110,6 +122,23 @@ def check_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     return device
+
+
+def learner_device(config: TrainingConfig) -> torch.device:
+    """Where the learner of this process computes.
+
+    Of several learners each has a GPU of its own. The others are given the first ones, so that this one takes the last.
+
+    Raises:
+        ConfigError: there is no such device here, or there are not enough.
+    """
+    device = check_device(config.device)
+    if config.num_learners == 1 or device.type != "cuda":
+        return device
+    num_gpus = torch.cuda.device_count()
+    if config.cluster is None and num_gpus < config.num_learners:
+        raise ConfigError(f"{config.num_learners} learners are too many for {num_gpus} GPUs: each takes one")
+    return torch.device("cuda", num_gpus - 1)
 
 
 def import_from_here() -> None:

@@ -84,7 +84,7 @@ def save_best(checkpoint: Checkpoint, score: Score, folder: Path) -> Path:
 def _write(checkpoint: Checkpoint, path: Path) -> None:
     contents = {
         "counters": dataclasses.asdict(checkpoint.counters),
-        "algorithm": _to_cpu(checkpoint.algorithm),
+        "algorithm": to_cpu(checkpoint.algorithm),
         "random_state": checkpoint.random_state,
     }
     if checkpoint.score is not None:
@@ -132,12 +132,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise RunFolderError(f"checkpoint {path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _to_cpu(state: Any) -> Any:
+def to_cpu(state: Any) -> Any:
     """A state dict with its tensors on the CPU, so that a machine without the device can read it."""
     if isinstance(state, torch.Tensor):
         return state.cpu()
     if isinstance(state, dict):
-        return {key: _to_cpu(item) for key, item in state.items()}
+        return {key: to_cpu(item) for key, item in state.items()}
     if isinstance(state, list):
-        return [_to_cpu(item) for item in state]
+        return [to_cpu(item) for item in state]
     return state

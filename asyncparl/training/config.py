@@ -85,9 +85,13 @@ class TrainingConfig:
         num_predictors: GA3C: threads at the learner that choose the actions of all actors, each with its own weights.
         prediction_batch_size: GA3C: observations that a predictor takes at once, at most. It takes what waits: its
             batches grow with its load.
+        compress_rollouts: on their way to the learner, for slow links between hosts: see docs/scaling.md.
         device: where the learner computes, as torch names it; GA3C's predictors too.
         precision: of the network's trunk, in the learner and wherever actions are chosen.
         learner_threads: CPU threads of the learner.
+        num_learners: processes that learn, each from an equal share of every batch, which an equal share of the actors
+            plays for it. `num_actors` and `batch_size` are those of all together, `learner_threads` and
+            `num_predictors` those of each. The first one is in the process of the run.
         evaluate_every: agent steps between evaluations, which play whole games apart from training; None: there are
             none. evaluation_episodes: how many episodes each of them plays.
         checkpoint_interval_s: seconds between two checkpoints.
@@ -125,9 +129,11 @@ class TrainingConfig:
     log_epsilon: float | None = _BY_ALGORITHM
     num_predictors: int | None = _BY_ALGORITHM
     prediction_batch_size: int | None = _BY_ALGORITHM
+    compress_rollouts: bool = False
     device: str = "cpu"
     precision: Precision = "fp32"
     learner_threads: int = 1
+    num_learners: int = 1
     evaluate_every: int | None = None
     evaluation_episodes: int = 16
     checkpoint_interval_s: float = 300.0
@@ -181,10 +187,16 @@ class TrainingConfig:
         if given.get("repeatable"):
             threads = dict.fromkeys(threads, 1)
             chosen |= {name: 1 for name in threads if name != "num_actors"}
+        threads = _shared(threads, given.get("num_learners", 1))
         config = cls(env=env, algorithm=algorithm, **(machine | threads | chosen | given))
         if "rms_epsilon" in given and config.optimizer == "adam":
             raise ConfigError("rms_epsilon is only for RMSProp, and the optimizer is adam")
         return config
+
+    @property
+    def learner_cpus(self) -> int:
+        """What a learner beside the first one takes of a cluster."""
+        return self.learner_threads + (self.num_predictors or 0) if self.device == "cpu" else 1
 
     def warnings(self) -> list[str]:
         """What is allowed, but most likely not wanted; one line each."""
@@ -223,6 +235,14 @@ class TrainingConfig:
             return cls(**values)
         except TypeError as error:
             raise ConfigError(f"these are not the settings of this version: {error}") from error
+
+
+def _shared(threads: Mapping[str, int], num_learners: int) -> dict[str, int]:
+    """What one learner would use, for several."""
+    if not isinstance(num_learners, int) or num_learners <= 1:
+        return dict(threads)
+    each = {name: max(1, number // num_learners) for name, number in threads.items()}
+    return each | {"num_actors": each["num_actors"] * num_learners}
 
 
 def _machine_defaults(device: str | None) -> dict[str, Any]:
@@ -282,8 +302,8 @@ def _wrong_values(config: TrainingConfig) -> Iterator[str]:
 
 
 _AT_LEAST_1 = (
-    "steps", "num_actors", "envs_per_actor", "unroll_length", "batch_size", "learner_threads", "num_predictors",
-    "prediction_batch_size", "evaluate_every", "evaluation_episodes", "schedule_steps",
+    "steps", "num_actors", "envs_per_actor", "unroll_length", "batch_size", "learner_threads", "num_learners",
+    "num_predictors", "prediction_batch_size", "evaluate_every", "evaluation_episodes", "schedule_steps",
 )  # fmt: skip
 _AT_LEAST_0 = (
     "seed", "max_actor_restarts", "entropy_cost", "value_cost", "final_entropy_cost", "final_learning_rate",
@@ -313,12 +333,34 @@ def _unworkable(config: TrainingConfig) -> Iterator[str]:
     if config.num_batches < 2:
         yield f"num_batches must be at least 2, one to fill and one to learn from, not {config.num_batches}"
     yield from _wrong_batch_size(config)
+    yield from _wrong_num_learners(config)
     yield from _not_repeatable(config)
     if config.final_learning_rate is not None and not config.anneal_learning_rate:
         yield "final_learning_rate is for a learning rate that is annealed: anneal_learning_rate must be true"
     num_cpus = usable_cpus()
     if config.cluster is None and config.num_actors > MAX_ACTORS_PER_CPU * num_cpus:
         yield f"{config.num_actors} actors are too many for {num_cpus} CPUs: at most {MAX_ACTORS_PER_CPU} for each"
+
+
+def _wrong_num_learners(config: TrainingConfig) -> Iterator[str]:
+    num_learners, num_envs, batch_size = config.num_learners, config.envs_per_actor, config.batch_size
+    if num_learners <= 1:
+        return
+    shared = ("num_actors",) if DEFAULTS[config.algorithm].is_synchronous else ("batch_size", "num_actors")
+    for name in shared:
+        if getattr(config, name) % num_learners:
+            value = getattr(config, name)
+            yield f"{name} ({value}) must be a multiple of num_learners ({num_learners}): each has an equal share"
+    if batch_size // num_learners < num_envs <= batch_size:
+        yield (
+            f"envs_per_actor ({num_envs}) must not be more than the share of batch_size ({batch_size}) that each of "
+            f"{num_learners} learners has: a rollout has a column for each environment"
+        )
+    num_cpus = usable_cpus()
+    if config.cluster is None and num_learners > num_cpus:
+        yield f"{num_learners} learners are too many for {num_cpus} CPUs: at most one for each"
+    if config.device not in ("cpu", "cuda"):
+        yield f"device must be cpu or cuda with several learners, which have a GPU each, not {config.device!r}"
 
 
 def _not_repeatable(config: TrainingConfig) -> Iterator[str]:

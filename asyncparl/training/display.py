@@ -163,6 +163,7 @@ def _lines(report: Report, target_steps: int, run_dir: str) -> list[tuple[str, s
         ("return", _return(report)),
         ("episodes", f"{report.episodes:,}"),
         ("policy lag", f"mean {report.mean_lag:.2f}, max {report.max_lag} updates"),
+        ("delay", _policy_delay(report)),
         ("queue", f"{report.batches_waiting} batches waiting, {report.rollouts_waiting} rollouts without room"),
         ("learner", _learner(report)),
         ("actors", _actors(report)),
@@ -170,6 +171,13 @@ def _lines(report: Report, target_steps: int, run_dir: str) -> list[tuple[str, s
         ("event loop", f"held up for {report.loop_lag_ms:.1f} ms at most"),
         ("run folder", run_dir),
     ]
+
+
+def _policy_delay(report: Report) -> str:
+    if math.isnan(report.policy_delay_s):
+        return "none yet"
+    median, longest = report.policy_delay_s, report.max_policy_delay_s
+    return f"median {median:.2f}, max {longest:.2f} s until new weights are played with"
 
 
 def _learner(report: Report) -> str:

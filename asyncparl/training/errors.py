@@ -24,6 +24,10 @@ class TrainingError(AsyncparlError):
     """Training cannot go on: the learner diverged or is stuck, or no actor is left."""
 
 
+class LearnersParted(TrainingError):
+    """One of several learners has lost the others. Why, the report of a death says, if there is one."""
+
+
 @contextmanager
 def unwrapped_errors() -> Iterator[None]:
     """Nurseries wrap what is raised in groups. Where there is only one error, that one is raised."""

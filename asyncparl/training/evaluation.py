@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,7 +168,7 @@ class Evaluator:
     """So many actors that evaluate; made inside `asyncparl.connect()`, which also ends them."""
 
     def __init__(self, setup: EvaluationSetup, num_actors: int = 1) -> None:
-        self._actors = [cast("asyncparl.Proxy", EvaluationActor(setup)) for _ in range(num_actors)]
+        self._actors = [EvaluationActor(setup) for _ in range(num_actors)]
 
     async def evaluate(self, weights: Weights, num_episodes: int) -> Evaluation:
         """Play that many episodes with these weights.

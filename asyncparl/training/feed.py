@@ -8,7 +8,7 @@ from contextlib import aclosing
 import trio
 
 import asyncparl
-from asyncparl.training.sampler import Sample
+from asyncparl.training.sending import SentSample
 
 _TRY_AGAIN_S = 5.0
 
@@ -26,8 +26,8 @@ class Feed:
 
     def __init__(
         self,
-        play: Callable[[], AsyncGenerator[Sample, None]],
-        take: Callable[[Sample], Awaitable[None]],
+        play: Callable[[], AsyncGenerator[SentSample, None]],
+        take: Callable[[SentSample], Awaitable[None]],
         *,
         say: Callable[[str], None],
         max_restarts: int,

@@ -6,6 +6,7 @@ of the last episodes. Nothing here waits, and nothing grows with the length of t
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -22,6 +23,8 @@ _GROUPS = {
     "learner": (
         "mean_lag",
         "max_lag",
+        "policy_delay_s",
+        "max_policy_delay_s",
         "batch_age_s",
         "waiting_share",
         "copying_share",
@@ -79,6 +82,8 @@ class Report(Situation):
         mean_return: raw, of the last 100 episodes; NaN before the first one ends. `mean_length`: in agent steps.
         mean_lag: by how many updates the weights that acted were older than those that learned, over the columns of
             all batches of the window. `max_lag` likewise.
+        policy_delay_s: from the publication of weights to an actor's first step with them, median over all actors; NaN
+            if none were new to any. In GA3C to the first actions that a predictor chose. `max_policy_delay_s` likewise.
         batch_age_s: from the first rollout of a batch to the end of its update, mean.
         waiting_share: of the learner's time; with `copying_share` and `computing_share` it adds up to 1.
         environment_share: of the actors' time; with `inference_share` it is what they are busy.
@@ -90,6 +95,8 @@ class Report(Situation):
     mean_length: float
     mean_lag: float
     max_lag: int
+    policy_delay_s: float = float("nan")
+    max_policy_delay_s: float = float("nan")
     batch_age_s: float = 0.0
     waiting_share: float
     copying_share: float
@@ -139,6 +146,11 @@ class _Rollout(NamedTuple):
     inference_s: float
 
 
+class _Delay(NamedTuple):
+    time: float
+    delay_s: float
+
+
 class Metrics:
     """What happened since the process began, and in detail within the window."""
 
@@ -149,6 +161,7 @@ class Metrics:
         self._began: float | None = None  # when the first rollout arrived: starting up is no training
         self._updates: deque[_Update] = deque()
         self._rollouts: deque[_Rollout] = deque()
+        self._delays: deque[_Delay] = deque()
         self._episodes: deque[EpisodeLike] = deque(maxlen=NUM_EPISODES)
 
     def rollout_arrived(
@@ -162,6 +175,11 @@ class Metrics:
             self.num_episodes += 1
         self._rollouts.append(_Rollout(now, environment_s, inference_s))
         _forget(self._rollouts, now - self._window_s)
+
+    def weights_played(self, *, now: float, delay_s: float) -> None:
+        """Note that weights have been played with for the first time by somebody, so long after their publication."""
+        self._delays.append(_Delay(now, delay_s))
+        _forget(self._delays, now - self._window_s)
 
     def batch_learned(
         self, *, now: float, num_steps: int, lags: NDArray[np.int64], times: UpdateTimes, age_s: float = 0.0
@@ -184,9 +202,11 @@ class Metrics:
         """Everything at this moment."""
         _forget(self._updates, now - self._window_s)
         _forget(self._rollouts, now - self._window_s)
+        _forget(self._delays, now - self._window_s)
         span_s = self._span_s(now)
         waiting, copying, computing = self._learner_shares()
         lags = np.concatenate([update.lags for update in self._updates] or [np.zeros(1, np.int64)])
+        delays_s = [each.delay_s for each in self._delays] or [float("nan")]
         actor_s = max(situation.actors, 1) * span_s
         return Report(
             **{each.name: getattr(situation, each.name) for each in fields(situation)},
@@ -195,6 +215,8 @@ class Metrics:
             mean_length=_mean([episode.length for episode in self._episodes]),
             mean_lag=float(lags.mean()),
             max_lag=int(lags.max()),
+            policy_delay_s=statistics.median(delays_s),
+            max_policy_delay_s=max(delays_s),
             batch_age_s=sum(update.age_s for update in self._updates) / max(1, len(self._updates)),
             waiting_share=waiting,
             copying_share=copying,
@@ -216,7 +238,7 @@ class Metrics:
         return waiting, copying, computing
 
 
-def _forget(notes: deque[_Update] | deque[_Rollout], before: float) -> None:
+def _forget(notes: deque[_Update] | deque[_Rollout] | deque[_Delay], before: float) -> None:
     while notes and notes[0].time < before:
         notes.popleft()
 

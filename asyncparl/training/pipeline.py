@@ -23,16 +23,19 @@ from asyncparl.rl.checkpoint import get_random_state
 from asyncparl.training.actor import ActorSetup
 from asyncparl.training.batch_age import BatchAges
 from asyncparl.training.batching import BatchAssembler
+from asyncparl.training.build import RunParts
 from asyncparl.training.checkpoint import Checkpoint, Counters
+from asyncparl.training.compression import CompressedRollout
 from asyncparl.training.errors import TrainingError
 from asyncparl.training.exchange import ExchangeSetup, NewestWeights
 from asyncparl.training.feed import Feed
 from asyncparl.training.learner import Learner, Update
+from asyncparl.training.learner_news import News, Standing
+from asyncparl.training.lockstep import Lockstep
 from asyncparl.training.loop_lag import LoopLag
 from asyncparl.training.metrics import WINDOW_S, Metrics, Report, Situation
-from asyncparl.training.prepare import PreparedRun
 from asyncparl.training.recipes import make_exchange
-from asyncparl.training.sampler import Sample
+from asyncparl.training.sending import SentSample
 
 
 class Pipeline:
@@ -41,17 +44,28 @@ class Pipeline:
     Args:
         run: what to run; its algorithm belongs to the pipeline while `run` runs.
         say: told what people should know, one line each.
+        lockstep: with other learners; `run.config` is then the share of this one. None: it is the only one.
+        metrics: where the figures are noted.
     """
 
-    def __init__(self, run: PreparedRun, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: RunParts,
+        *,
+        say: Callable[[str], None],
+        lockstep: Lockstep | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         config, algorithm = run.config, run.algorithm
         self._run = run
+        self._index, self._num_learners = (0, 1) if lockstep is None else (lockstep.index, lockstep.num_learners)
+        self._others: dict[int, Standing] = {}  # by the index of the learner
         self._before = run.counters
         self._agent_steps = algorithm.agent_steps
         self._updates = algorithm.updates
-        self._environments_started = run.counters.environments_started
+        self._actors_started = 0
         self._started_at = trio.current_time()
-        self._metrics = Metrics()
+        self._metrics = metrics or Metrics()
         self._loop_lag = LoopLag(window_s=WINDOW_S)
         self._assembler = BatchAssembler(
             num_steps=config.unroll_length,
@@ -67,12 +81,19 @@ class Pipeline:
         self._learned = trio.lowlevel.ParkingLot()
         self._num_lent = 0  # batches that are complete and not yet learned from
         steps_left = config.steps - algorithm.agent_steps
-        self._num_to_submit = -(-steps_left // (config.unroll_length * config.batch_size))
-        self._newest = NewestWeights(algorithm.updates, WeightLayout.of(algorithm.model).pack(algorithm.model))
-        setup = ExchangeSetup(config, run.interface, run.model_class, self._newest)
+        steps_per_update = config.unroll_length * config.batch_size * self._num_learners
+        self._num_to_submit = -(-steps_left // steps_per_update)
+        packed = WeightLayout.of(algorithm.model).pack(algorithm.model)
+        self.newest = NewestWeights(algorithm.updates, packed, trio.current_time())
+        """What was learned last."""
+        setup = ExchangeSetup(config, run.interface, run.model_class, self.newest, self._note_delay, self._index)
         self._exchange = make_exchange(setup)
         self._learner = Learner(
-            algorithm, on_update=self._updated, device=config.device, num_threads=config.learner_threads
+            algorithm,
+            on_update=self._updated,
+            device=config.device,
+            num_threads=config.learner_threads,
+            lockstep=lockstep,
         )
         self._feeds = [
             Feed(
@@ -98,6 +119,7 @@ class Pipeline:
             TrainingError: from the learner, or no actor is left.
             Exception: what an actor or `learn` raised.
         """
+        self._loop_lag = LoopLag(window_s=WINDOW_S)  # from now on: what was waited for before this was no lag
         trio.lowlevel.add_instrument(self._loop_lag)
         try:
             async with trio.open_nursery() as nursery:
@@ -117,20 +139,40 @@ class Pipeline:
         return trio.current_time() if self._finished_at is None else self._finished_at
 
     def _num_playing(self) -> int:
-        return sum(feed.has_actor for feed in self._feeds)
+        return sum(standing.actors for standing in self._standings())
+
+    def standing(self) -> Standing:
+        """How this learner is at this moment."""
+        return Standing(
+            batches_waiting=max(0, self._num_lent - 1),  # one of them is with the learner
+            rollouts_waiting=self._room.statistics().tasks_waiting,
+            actors=sum(feed.has_actor for feed in self._feeds),
+            actor_restarts=sum(feed.num_restarts for feed in self._feeds),
+            actors_started=self._actors_started,
+        )
+
+    def _standings(self) -> list[Standing]:
+        """Of all learners, as far as it is known here."""
+        return [self.standing(), *self._others.values()]
+
+    def hear(self, index: int, news: News) -> None:
+        """What another learner has done goes into the figures of this one."""
+        self._others[index] = news.standing
+        if not self.finished.is_set():  # then no figure changes any more
+            news.tell(self._metrics, now=trio.current_time())
 
     def report(self) -> Report:
         """The figures of this moment."""
-        counters = self.counters()
+        counters, standings = self.counters(), self._standings()
         situation = Situation(
             agent_steps=counters.agent_steps,
             updates=counters.updates,
             episodes=counters.episodes,
             elapsed_s=counters.elapsed_s,
-            batches_waiting=max(0, self._num_lent - 1),  # one of them is with the learner
-            rollouts_waiting=self._room.statistics().tasks_waiting,
+            batches_waiting=sum(standing.batches_waiting for standing in standings),
+            rollouts_waiting=sum(standing.rollouts_waiting for standing in standings),
             actors=self._num_playing() if self._actors_at_end is None else self._actors_at_end,
-            actor_restarts=sum(feed.num_restarts for feed in self._feeds),
+            actor_restarts=sum(standing.actor_restarts for standing in standings),
             loop_lag_ms=self._loop_lag.longest_ms(),
         )
         return self._metrics.report(situation, now=self._now())
@@ -152,7 +194,7 @@ class Pipeline:
             updates=self._updates,
             episodes=self._before.episodes + self._metrics.num_episodes,
             elapsed_s=self._before.elapsed_s + self._now() - self._started_at,
-            environments_started=self._environments_started,
+            environments_started=self._first_environment(max(each.actors_started for each in self._standings()), 0),
         )
 
     async def checkpoint(self) -> Checkpoint:
@@ -175,10 +217,16 @@ class Pipeline:
 
     # --- rollouts in, weights out -----------------------------------------------------------------------------
 
-    def _play(self) -> AsyncGenerator[Sample, None]:
-        setup = ActorSetup(self._run.config, self._run.model_class, self._environments_started)
-        self._environments_started += self._run.config.envs_per_actor
+    def _play(self) -> AsyncGenerator[SentSample, None]:
+        first = self._first_environment(self._actors_started, self._index)
+        setup = ActorSetup(self._run.config, self._run.model_class, first)
+        self._actors_started += 1
         return self._exchange.play(setup)
+
+    def _first_environment(self, number: int, learner: int) -> int:
+        """Of an actor, by how many its learner has started before. Learners take turns, so that none has to ask."""
+        num_before = number * self._num_learners + learner
+        return self._before.environments_started + num_before * self._run.config.envs_per_actor
 
     async def _run_feeds(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -187,7 +235,7 @@ class Pipeline:
         deaths = [feed.last_death for feed in self._feeds if feed.last_death is not None]
         raise TrainingError(f"no actor is left; the last one that died: {deaths[-1]}")
 
-    async def _take(self, sample: Sample) -> None:
+    async def _take(self, sample: SentSample) -> None:
         """Copy a rollout into a batch; waits for room."""
         if self.finished.is_set():
             await trio.sleep_forever()  # no figure changes any more
@@ -199,6 +247,8 @@ class Pipeline:
             environment_s=record.environment_s,
             inference_s=record.inference_s,
         )
+        if isinstance(rollout, CompressedRollout):
+            rollout = await trio.to_thread.run_sync(rollout.expand)
         while not self._assembler.has_room(rollout.actions.shape[1]):
             await self._room.park()
         batch = self._assembler.add(rollout, record.weights_version)
@@ -211,12 +261,16 @@ class Pipeline:
             self._num_lent += 1
             await self._learner.submit(batch)
 
+    def _note_delay(self, delay_s: float) -> None:
+        self._metrics.weights_played(now=trio.current_time(), delay_s=delay_s)
+
     def _updated(self, update: Update) -> None:
         self._assembler.release(update.batch)
         self._num_lent -= 1
         self._room.unpark_all()
         self._agent_steps, self._updates = update.agent_steps, update.version
-        self._newest.version, self._newest.packed = update.version, update.weights
+        self.newest.version, self.newest.packed = update.version, update.weights
+        self.newest.published_at = trio.current_time()
         self._exchange.publish()
         self._metrics.batch_learned(
             now=trio.current_time(),

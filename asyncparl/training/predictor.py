@@ -17,6 +17,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -53,10 +55,17 @@ class Predictor:
         config: how many threads, what they may take at once, and the rest that a policy needs.
         interface: of the environment. model_class: of the network.
         seed: of the draws.
+        note_delay: told how many seconds weights took until a thread had chosen actions with them, but for its first.
     """
 
     def __init__(
-        self, config: TrainingConfig, interface: Interface, model_class: ModelClass | None, *, seed: int
+        self,
+        config: TrainingConfig,
+        interface: Interface,
+        model_class: ModelClass | None,
+        *,
+        seed: int,
+        note_delay: Callable[[float], None] = lambda _: None,
     ) -> None:
         assert config.num_predictors is not None and config.prediction_batch_size is not None
         self._max_batch = config.prediction_batch_size
@@ -70,7 +79,10 @@ class Predictor:
         self.initial_row = self._policies[0].initial_state(1)
         """[1, S] what the model remembers when an episode begins; None: it has no memory."""
         self._layout = WeightLayout.of(self._models[0])
-        self._newest: tuple[int, NDArray[np.uint8]] | None = None  # replaced as a whole: threads read it without a lock
+        self._note_delay = note_delay
+        self._newest: tuple[int, NDArray[np.uint8], float] | None = (
+            None  # replaced as a whole: threads read it without a lock
+        )
         self._requests: deque[_Request] = deque()
         self._news = threading.Condition()
         self._stopping = False
@@ -82,7 +94,7 @@ class Predictor:
 
     def set_weights(self, version: int, packed: NDArray[np.uint8]) -> None:
         """Predict with these from the next batch on. Before `run`, too."""
-        self._newest = (version, packed)
+        self._newest = (version, packed, perf_counter())
 
     async def predict(self, obs: NDArray[Any], state: NDArray[Any] | None = None) -> Prediction:
         """Actions for observations [N, *obs_shape], with the states [N, S] of a model that has a memory."""
@@ -138,11 +150,12 @@ class Predictor:
             version: int | None = None
             while requests := self._take():
                 assert self._newest is not None
-                newest, packed = self._newest
-                if newest != version:
+                last_version, (version, packed, published_at) = version, self._newest
+                if version != last_version:
                     self._layout.unpack(packed, self._models[number])
-                    version = newest
-                self._answer(requests, self._policies[number], newest)
+                self._answer(requests, self._policies[number], version)
+                if last_version not in (None, version):
+                    self._call_soon(partial(self._note_delay, perf_counter() - published_at))
         except BaseException as error:
             self._error = error
             self._stop()  # the others too

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncparl.algorithms import ActorCritic
 from asyncparl.rl import Model
 from asyncparl.rl.checkpoint import set_random_state
 from asyncparl.training.build import (
     Interface,
     ModelClass,
-    check_device,
+    RunParts,
     find_interface,
     import_model,
+    learner_device,
     make_model,
     restore_algorithm,
     seed_generators,
@@ -34,22 +34,17 @@ CHANGEABLE = frozenset(
     {
         "steps", "num_actors", "cluster", "device", "precision", "learner_threads", "num_batches", "max_actor_restarts",
         "checkpoint_interval_s", "report_interval_s", "num_predictors", "prediction_batch_size", "repeatable",
-        "evaluate_every", "evaluation_episodes", "schedule_steps",
+        "evaluate_every", "evaluation_episodes", "schedule_steps", "num_learners",
     }
 )  # fmt: skip
 """Settings that may differ when a run is resumed; the others would make it another run."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun(RunParts):
     """A run that can begin."""
 
-    config: TrainingConfig
     folder: RunFolder
-    interface: Interface
-    model_class: ModelClass | None
-    algorithm: ActorCritic
-    counters: Counters
 
 
 def prepare_new_run(config: TrainingConfig, *, run_dir: Path | None, model: ModelClass | None) -> PreparedRun:
@@ -60,13 +55,20 @@ def prepare_new_run(config: TrainingConfig, *, run_dir: Path | None, model: Mode
     """
     model_class, config = _choose_model(config, model)
     interface = find_interface(config)
-    device = check_device(config.device)
+    device = learner_device(config)
     seed_generators(config.seed)
     algorithm = make_algorithm(_checked_model(interface, model_class, config).to(device), config)
     folder = RunFolder.create(run_dir or default_run_dir(config.algorithm, config.env, config.seed))
     folder.write_config(config.to_json())
     _start_tables(folder, config, from_step=None)
-    return PreparedRun(config, folder, interface, model_class, algorithm, Counters())
+    return PreparedRun(
+        config=config,
+        folder=folder,
+        interface=interface,
+        model_class=model_class,
+        algorithm=algorithm,
+        counters=Counters(),
+    )
 
 
 def prepare_resumed_run(
@@ -92,13 +94,20 @@ def prepare_resumed_run(
         done = f"the run has {checkpoint.counters.agent_steps:,} of {config.steps:,} steps"
         raise ConfigError(f"{done}: there is nothing to resume, unless steps is set higher")
     interface = find_interface(config)
-    device = check_device(config.device)
+    device = learner_device(config)
     algorithm = make_algorithm(_checked_model(interface, model_class, config).to(device), config)
     restore_algorithm(algorithm, checkpoint.algorithm, config)
     set_random_state(checkpoint.random_state)
     _start_tables(folder, config, from_step=checkpoint.counters.agent_steps)
     folder.write_config(config.to_json())
-    return PreparedRun(config, folder, interface, model_class, algorithm, checkpoint.counters)
+    return PreparedRun(
+        config=config,
+        folder=folder,
+        interface=interface,
+        model_class=model_class,
+        algorithm=algorithm,
+        counters=checkpoint.counters,
+    )
 
 
 def _start_tables(folder: RunFolder, config: TrainingConfig, *, from_step: int | None) -> None:

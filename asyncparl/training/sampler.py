@@ -137,6 +137,7 @@ class RolloutRecord:
     episodes: tuple[Episode, ...]  # that ended in it, raw returns
     environment_s: float
     inference_s: float
+    since_weights_s: float | None = None  # at its first step, if it is the first that was played with these weights
 
 
 class Sample(NamedTuple):

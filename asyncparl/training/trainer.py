@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from asyncparl.training.turns import deterministic_torch
 SHOW_INTERVAL_S = 0.5
 BEST_INTERVAL_S = 10.0
 _PRELOAD = ("torch", "numpy", "gymnasium", "asyncparl.training.actor", "asyncparl.training.evaluation")
+_PRELOAD_LEARNER = "asyncparl.training.learner_actor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +133,14 @@ class Trainer:
         """
         display = display or SilentDisplay()
         with display, unwrapped_errors(), self._arithmetic():
-            pipeline = Pipeline(self._run, say=display.say)
+            pipeline, learn = self._make_pipeline(display)
             kind = "training" if self.config.evaluate_every is None else "evaluation"
             self._best = BestCheckpoint(self._run.folder.checkpoints, kind, say=display.say)
             try:
-                async with asyncparl.connect(self.config.cluster, preload=_PRELOAD, monitor=monitor) as self._cluster:
+                preload = _PRELOAD if self.config.num_learners == 1 else (*_PRELOAD, _PRELOAD_LEARNER)
+                async with asyncparl.connect(self.config.cluster, preload=preload, monitor=monitor) as self._cluster:
                     self._tell_monitors(pipeline.report())
-                    await self._train(pipeline, display)
+                    await self._train(pipeline, partial(learn, self._cluster), display)
             finally:
                 with trio.CancelScope(shield=True):
                     await self._finish(pipeline, display)
@@ -148,9 +150,19 @@ class Trainer:
     def _arithmetic(self) -> AbstractContextManager[None]:
         return deterministic_torch(self.config.device) if self.config.repeatable else nullcontext()
 
-    async def _train(self, pipeline: Pipeline, display: Display) -> None:
+    def _make_pipeline(self, display: Display) -> tuple[Pipeline, Callable[[asyncparl.Cluster], Awaitable[None]]]:
+        """The pipeline, and what has it run: by itself, or as one of several learners."""
+        if self.config.num_learners == 1:
+            pipeline = Pipeline(self._run, say=display.say)
+            return pipeline, lambda _: pipeline.run()
+        from asyncparl.training.learners import Learners  # torch.distributed takes its time
+
+        learners = Learners(self._run, say=display.say)
+        return learners.pipeline, learners.run
+
+    async def _train(self, pipeline: Pipeline, learn: Callable[[], Awaitable[None]], display: Display) -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(pipeline.run)
+            nursery.start_soon(learn)
             nursery.start_soon(self._report_regularly, pipeline, display)
             nursery.start_soon(self._save_regularly, pipeline, display)
             if self.config.evaluate_every is None:

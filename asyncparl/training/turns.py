@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 import asyncparl
 from asyncparl.rl import keep_freed_memory
-from asyncparl.training.actor import ActorSetup, RolloutActor, repeated
+from asyncparl.training.actor import ActorSetup, repeated
 from asyncparl.training.errors import TrainingError
-from asyncparl.training.exchange import Exchange, ExchangeSetup, Predicted
-from asyncparl.training.sampler import Sample, Sampler
+from asyncparl.training.exchange import Exchange, ExchangeSetup, Predicted, TurnPlayer
+from asyncparl.training.sampler import Sampler
+from asyncparl.training.sending import SentSample
 
 
 class Turns(Exchange):
@@ -44,7 +45,7 @@ class Turns(Exchange):
         self._num_players = 0
         self._changed = trio.Event()
 
-    async def play(self, setup: ActorSetup) -> AsyncGenerator[Sample, None]:
+    async def play(self, setup: ActorSetup) -> AsyncGenerator[SentSample, None]:
         """As `Exchange.play`.
 
         Raises:
@@ -52,13 +53,13 @@ class Turns(Exchange):
         """
         place, num_places = self._num_players, self._config.num_actors
         self._num_players += 1
-        player = self._start(setup)
+        rollout = self._start(setup)
         for round_ in itertools.count():
             first = round_ * num_places
             mine = first + place
             await self._begin(mine if self._one_at_a_time else first)
             try:
-                sample = await self._rollout(player)
+                sample = await rollout()
             except asyncparl.ActorDied as death:
                 raise TrainingError(f"a repeatable run ends when an actor dies; {death}") from death
             await self._wait_until_wanted(mine, begun=mine + 1 if self._one_at_a_time else first + num_places)
@@ -71,12 +72,8 @@ class Turns(Exchange):
         self._notify()
 
     @abstractmethod
-    def _start(self, setup: ActorSetup) -> asyncparl.Proxy:
-        """A new actor."""
-
-    @abstractmethod
-    async def _rollout(self, player: asyncparl.Proxy) -> Sample:
-        """Its next rollout, with the newest weights."""
+    def _start(self, setup: ActorSetup) -> Callable[[], Awaitable[SentSample]]:
+        """A new actor; what has it play its next rollout, with the newest weights."""
 
     def _all_is_learned(self) -> bool:
         num_columns = self._num_taken * self._config.envs_per_actor
@@ -102,15 +99,8 @@ class Turns(Exchange):
 class RolloutTurns(Turns):
     """Of actors that have a network."""
 
-    def _start(self, setup: ActorSetup) -> asyncparl.Proxy:
-        return cast("asyncparl.Proxy", RolloutActor(setup))
-
-    async def _rollout(self, player: asyncparl.Proxy) -> Sample:
-        weights = player.set_weights(self._newest.version, self._newest.packed)
-        rollout = player.rollout()  # after the weights: calls keep their order
-        await weights
-        sample: Sample = await rollout
-        return sample
+    def _start(self, setup: ActorSetup) -> Callable[[], Awaitable[SentSample]]:
+        return TurnPlayer(self._start_player(setup), self._newest, self._note_delay, self._board).rollout
 
 
 class PredictedTurns(Turns):
@@ -129,12 +119,10 @@ class PredictedTurns(Turns):
         self._predicted.publish()
         super().publish()
 
-    def _start(self, setup: ActorSetup) -> asyncparl.Proxy:
-        return cast("asyncparl.Proxy", AskingActor(setup, self._predicted.proxy, self._predicted.initial_row))
-
-    async def _rollout(self, player: asyncparl.Proxy) -> Sample:
-        sample: Sample = await player.rollout(self._newest.version)
-        return sample
+    def _start(self, setup: ActorSetup) -> Callable[[], Awaitable[SentSample]]:
+        predicted = self._predicted
+        actor = AskingActor(setup, predicted.proxy, predicted.initial_row)
+        return lambda: actor.rollout(self._newest.version)
 
 
 @asyncparl.remote_class
@@ -151,16 +139,18 @@ class AskingActor:
             return (actions, log_probs) if next_state is None else (actions, log_probs, next_state)
 
         num_envs = setup.config.envs_per_actor
+        environment = setup.make_environment(num_envs)
+        self._pack = setup.packer(environment)
         self._sampler = Sampler(
-            setup.make_environment(num_envs),
+            environment,
             ask,
             num_steps=setup.config.unroll_length,
             initial_state=repeated(initial_row, num_envs),
         )
 
-    def rollout(self, version: int) -> Sample:
+    def rollout(self, version: int) -> SentSample:
         """The next rollout. `version`: of the weights that the predictor has."""
-        return self._sampler.collect(version)
+        return self._pack(self._sampler.collect(version))
 
 
 @contextmanager

@@ -71,6 +71,26 @@ class SeedNoting(_Misbehaviour, Catch):
         return super().reset(seed=seed, options=options)
 
 
+class FailingSeeds(Catch):
+    """Fails where its seed is not below `first_seed`."""
+
+    def __init__(self, first_seed: int) -> None:
+        super().__init__()
+        self._first_seed = first_seed
+        self._seed = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        self._seed = self._seed if seed is None else seed
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        if self._seed >= self._first_seed:
+            raise LookupError("the game is lost")
+        return super().step(action)
+
+
 class Corridor(gymnasium.Env[NDArray[np.float32], Any]):
     """A user's own environment: walk right for 10 steps. The reward is how many steps were to the right."""
 
@@ -125,9 +145,10 @@ class RememberingModel(Model):
 MISBEHAVING_ID = "tests.training.subjects:Misbehaving-v0"
 MISBEHAVING_NUMBERED_ID = "tests.training.subjects:MisbehavingNumbered-v0"
 SEED_NOTING_ID = "tests.training.subjects:SeedNoting-v0"
+FAILING_SEEDS_ID = "tests.training.subjects:FailingSeeds-v0"
 CORRIDOR_ID = "tests.training.subjects:Corridor-v0"
 
-for name in ("Misbehaving", "MisbehavingNumbered", "SeedNoting", "Corridor"):
+for name in ("Misbehaving", "MisbehavingNumbered", "SeedNoting", "FailingSeeds", "Corridor"):
     if f"{name}-v0" not in gymnasium.registry:
         entry_point = f"tests.training.subjects:{name}"
         gymnasium.register(f"{name}-v0", entry_point=entry_point, disable_env_checker=True, order_enforce=False)

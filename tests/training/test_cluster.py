@@ -45,15 +45,15 @@ async def a_master() -> AsyncIterator[tuple[TcpAddress, trio.Nursery]]:
         nursery.cancel_scope.cancel()
 
 
-async def start_node(master: TcpAddress, nodes: trio.Nursery, name: str) -> trio.CancelScope:
-    """A node with one CPU that has joined; cancelling the scope ends it at once."""
+async def start_node(master: TcpAddress, nodes: trio.Nursery, name: str, cpus: int = 1) -> trio.CancelScope:
+    """A node that has joined; cancelling the scope ends it at once."""
     joined, scope = trio.Event(), trio.CancelScope()
 
     async def serve() -> None:
         with scope:
             await serve_node(
                 master,
-                NodeOptions(cpus=1, name=name, preload=("torch", "numpy", "gymnasium", "asyncparl.training.actor")),
+                NodeOptions(cpus=cpus, name=name, preload=("torch", "numpy", "gymnasium", "asyncparl.training.actor")),
                 stop=trio.Event(),
                 on_ready=lambda _name: joined.set(),
             )

@@ -249,3 +249,57 @@ def test_the_documentation_shows_the_presets_as_they_are(algorithm: Any) -> None
         shown = {row[0]: row[number].replace("none", "inf") for row in rows if row[number] != "by the machine"}
         by_the_machine = {"num_predictors"} if preset == "ours" else set()
         assert shown == {name: str(value) for name, value in settings.items() if name not in by_the_machine}
+
+
+# --- several learners -----------------------------------------------------------------------------------------
+
+
+def _learners(algorithm: Any = "impala", **settings: Any) -> TrainingConfig:
+    sizes = {} if algorithm == "a2c" else {"batch_size": 16}
+    small = {"env": "pong", "algorithm": algorithm, "num_learners": 2, "num_actors": 2, "envs_per_actor": 8}
+    return TrainingConfig(**{**small, **sizes, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"num_learners": 0}, r"^num_learners must be at least 1, not 0$"),
+        (
+            {"num_learners": 3, "num_actors": 3, "envs_per_actor": 1},
+            r"^batch_size \(16\) must be a multiple of ",
+        ),
+        ({"num_learners": 4, "envs_per_actor": 4}, r"^num_actors \(2\) must be a multiple of num_learners \(4\): each"),
+        ({"algorithm": "a2c", "num_actors": 3}, r"^num_actors \(3\) must be a multiple of num_learners \(2\): each"),
+        ({"num_actors": 4, "num_learners": 4}, r"^envs_per_actor \(8\) must not be more than the share of batch_size"),
+        ({"num_actors": 8, "num_learners": 8, "envs_per_actor": 1}, r"^8 learners are too many for 4 CPUs"),
+        ({"device": "cuda:1"}, r"^device must be cpu or cuda with several learners"),
+    ],
+)
+def test_learners_that_cannot_have_equal_shares_are_refused_in_one_line(
+    settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "usable_cpus", lambda: 4)
+    with pytest.raises(ConfigError, match=line) as caught:
+        _learners(**settings)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_cpus", "expected"),
+    [
+        ("impala", 2, (2, 1, None)),
+        ("impala", 32, (22, 5, None)),
+        ("a2c", 32, (32, 16, None)),
+        ("ga3c", 32, (18, 5, 2)),
+    ],
+)
+def test_learners_share_the_cores_of_one(
+    algorithm: Any, num_cpus: int, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "usable_cpus", lambda: num_cpus)
+    chosen = TrainingConfig.for_this_machine("pong", algorithm=algorithm, num_learners=2, device="cpu")
+    assert (chosen.num_actors, chosen.learner_threads, chosen.num_predictors) == expected
+    in_turns = TrainingConfig.for_this_machine(
+        "pong", algorithm=algorithm, num_learners=2, device="cpu", repeatable=True
+    )
+    assert (in_turns.num_actors, in_turns.learner_threads) == (2, 1)

@@ -24,8 +24,9 @@ def report(**changes: object) -> Report:
     values: dict[str, object] = {
         "agent_steps": 12_800, "updates": 20, "episodes": 312, "elapsed_s": 65.0, "batches_waiting": 1,
         "rollouts_waiting": 3, "actors": 2, "actor_restarts": 0, "loop_lag_ms": 4.25, "steps_per_s": 2400.0,
-        "mean_return": -14.25, "mean_length": 1234.0, "mean_lag": 1.5, "max_lag": 7, "waiting_share": 0.1,
-        "copying_share": 0.02, "computing_share": 0.88, "environment_share": 0.6, "inference_share": 0.2,
+        "mean_return": -14.25, "mean_length": 1234.0, "mean_lag": 1.5, "max_lag": 7, "policy_delay_s": 0.125,
+        "max_policy_delay_s": 2.5, "waiting_share": 0.1, "copying_share": 0.02,
+        "computing_share": 0.88, "environment_share": 0.6, "inference_share": 0.2,
         "losses": {"pg_loss": 1.25, "value_loss": 33.5, "entropy": 1.75, "mean_value": 0.5},
     }  # fmt: skip
     return Report(**(values | changes))  # type: ignore[arg-type]
@@ -45,7 +46,19 @@ def test_no_figure_is_lost_on_a_narrow_terminal(width: int) -> None:
     text = re.sub(r"\s", "", "".join(line[11:] for line in lines))
     for figure in ("12,800", "100,000", "2,400/s", "0:01:05", "0:00:36", "-14.25", "1,234", "312", "1.50", "max7"):
         assert figure in text, figure
-    for figure in ("1batcheswaiting", "3rollouts", "10%", "88%", "60%", "2atwork", "33.5", "4.2ms", "120000-1"):
+    for figure in (
+        "median0.12,",
+        "max2.50s",
+        "1batcheswaiting",
+        "3rollouts",
+        "10%",
+        "88%",
+        "60%",
+        "2atwork",
+        "33.5",
+        "4.2ms",
+        "120000-1",
+    ):
         assert figure in text, figure
 
 
@@ -55,6 +68,14 @@ def test_deaths_of_actors_are_shown() -> None:
     assert isinstance(console.file, io.StringIO)
     assert "1 at work" in console.file.getvalue()
     assert "4 restarted" in console.file.getvalue()
+
+
+def test_before_anybody_got_new_weights_there_is_no_delay() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    nan = float("nan")
+    console.print(figures(report(policy_delay_s=nan, max_policy_delay_s=nan), "", 1, ""))
+    assert isinstance(console.file, io.StringIO)
+    assert re.search(r"delay +none yet", console.file.getvalue())
 
 
 def test_before_the_first_episode_there_is_no_return() -> None:

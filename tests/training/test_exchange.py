@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -17,10 +18,22 @@ from asyncparl.training.actor import ActorSetup
 from asyncparl.training.build import Interface
 from asyncparl.training.environments import CATCH_ID
 from asyncparl.training.exchange import ExchangeSetup, NewestWeights, Rounds
+from asyncparl.training.sampler import RolloutRecord
 
 NUM_PLACES = 3
 CONFIG = TrainingConfig(env=CATCH_ID, algorithm="a2c", num_actors=NUM_PLACES, envs_per_actor=1)
 INTERFACE = Interface((1,), np.dtype(np.float32), 2)
+
+
+RECORD = RolloutRecord(0, 1, (), 0.0, 0.0)
+
+
+class FakeSample(NamedTuple):
+    """What came of a turn."""
+
+    name: str
+    version: int | None
+    record: RolloutRecord
 
 
 class FakeCall:
@@ -52,6 +65,7 @@ class FakeActor:
         self.ready = FakeCall(dict)
         self.turns: list[FakeCall] = []
         self.set_weights_error: Exception | None = None
+        self.record = RECORD
 
     def statistics(self) -> FakeCall:
         return self.ready
@@ -66,7 +80,7 @@ class FakeActor:
 
     def rollout(self) -> FakeCall:
         version = self.version
-        self.turns.append(FakeCall(lambda: (self.name, version)))
+        self.turns.append(FakeCall(lambda: FakeSample(self.name, version, self.record)))
         return self.turns[-1]
 
     @property
@@ -79,12 +93,13 @@ class Table:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
         self.newest = NewestWeights(0, np.zeros(1, np.uint8))
-        self.rounds = Rounds(ExchangeSetup(CONFIG, INTERFACE, None, self.newest))
+        self.delays: list[float] = []
+        self.rounds = Rounds(ExchangeSetup(CONFIG, INTERFACE, None, self.newest, self.delays.append))
         self.brought: list[tuple[str, int]] = []
         self.errors: list[Exception] = []
         self._nursery = nursery
         self._new: list[FakeActor] = []
-        monkeypatch.setattr(exchange, "RolloutActor", lambda _setup: self._new.pop())
+        monkeypatch.setattr(exchange, "RolloutActor", lambda *_: self._new.pop())
 
     async def seat(self, name: str, *, is_ready: bool = True) -> FakeActor:
         """Start an actor."""
@@ -100,7 +115,7 @@ class Table:
         try:
             async with aclosing(self.rounds.play(ActorSetup(CONFIG, None, 0))) as rollouts:
                 async for rollout in rollouts:
-                    self.brought.append(cast("tuple[str, int]", rollout))
+                    self.brought.append(cast("Any", rollout)[:2])
         except (asyncparl.ActorDied, ValueError) as error:
             self.errors.append(error)
 
@@ -195,3 +210,23 @@ async def test_weights_that_an_actor_cannot_take_are_an_error(
     await trio.testing.wait_all_tasks_blocked()
     assert [str(error) for error in table.errors] == ["another model"]
     assert table.brought == []
+
+
+async def test_the_delay_of_weights_is_from_their_publication_to_the_first_step_with_them(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    table = Table(monkeypatch, nursery)
+    a, b = await table.seat("a"), await table.seat("b")
+    a.record = b.record = replace(RECORD, since_weights_s=0.25)
+    await table.end_turn(a)
+    await table.end_turn(b)
+    await table.end_turn(a)
+    assert table.delays == []  # these were published when there were no actors
+    table.newest.published_at = trio.current_time() - 2.0
+    await table.publish()
+    await trio.sleep(30)
+    await table.end_turn(a)
+    assert table.delays == [2.25]  # however long it played
+    await table.end_turn(b)
+    await table.end_turn(a)
+    assert table.delays == [2.25, 2.25]  # and not again for what it had

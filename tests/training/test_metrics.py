@@ -61,6 +61,18 @@ def test_lag_is_over_all_columns_of_the_window() -> None:
     assert report.max_lag == 3
 
 
+def test_the_policy_delay_is_of_what_was_played_with_in_the_window() -> None:
+    metrics = Metrics(window_s=10.0)
+    assert math.isnan(metrics.report(HERE, now=0.0).policy_delay_s)
+    assert "learner/policy_delay_s" not in metrics.report(HERE, now=0.0).scalars()
+    for now, delay_s in ((1.0, 50.0), (8.0, 0.5), (9.0, 3.0), (12.0, 0.25)):
+        metrics.weights_played(now=now, delay_s=delay_s)
+    report = metrics.report(HERE, now=12.0)
+    assert (report.policy_delay_s, report.max_policy_delay_s) == (0.5, 3.0)
+    assert report.scalars()["learner/max_policy_delay_s"] == 3.0
+    assert math.isnan(metrics.report(HERE, now=30.0).max_policy_delay_s)
+
+
 def test_the_learners_time_is_split() -> None:
     metrics = Metrics()
     _learn(metrics, 1.0, [0], times=(1.0, 0.5, 2.0))

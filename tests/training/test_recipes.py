@@ -120,6 +120,7 @@ async def test_every_batch_of_a2c_is_one_rollout_of_every_actor_with_the_weights
     assert result.agent_steps == result.report.updates * 7 * 12
     assert all((lags == 0).all() for lags in noted.lags)
     assert (result.report.mean_lag, result.report.max_lag) == (0.0, 0)
+    assert 0 < result.report.policy_delay_s <= result.report.max_policy_delay_s
     # Not by what the actors say alone: the probabilities are those of the weights that learn.
     assert max(losses["mean_abs_log_rho"] for losses in noted.losses) < 1e-5
     # An actor that is up may play for those that still start. Who has begun to play has one rollout in every batch.
@@ -137,6 +138,7 @@ async def test_ga3c_learns_from_older_weights_and_says_so(tmp_path: Path, monkey
     assert result.report.updates == 100
     assert result.report.mean_lag == pytest.approx(np.mean(np.concatenate(noted.lags)), abs=1e-6)
     assert 0 < result.report.mean_lag < 10
+    assert 0 < result.report.policy_delay_s <= result.report.max_policy_delay_s
     assert min(lags.min() for lags in noted.lags) >= 0
     # Where no update came between acting and learning, the probabilities are the same.
     moved = [losses["mean_abs_log_rho"] for losses in noted.losses]

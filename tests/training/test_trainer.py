@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import trio
 
 from asyncparl.training import ConfigError, Trainer, TrainingConfig, TrainingError, TrainingResult
 from asyncparl.training.checkpoint import list_checkpoints, load_checkpoint
+from asyncparl.training.compression import CompressedRollout
 from asyncparl.training.display import SilentDisplay
 from asyncparl.training.environments import CATCH_ID, EnvironmentOptions
+from asyncparl.training.frames import FrameRollout
 from asyncparl.training.metrics import Report
+from asyncparl.training.pipeline import Pipeline
+from asyncparl.training.sending import SentSample
 from tests.training.subjects import CORRIDOR_ID, MISBEHAVING_ID, LinearModel
 
 LIMIT_S = 150
@@ -67,6 +72,7 @@ async def test_catch_is_learned(tmp_path: Path) -> None:
     result = await _run(trainer, display)
     assert result.mean_return >= 0.95
     assert 0 < result.report.mean_lag < 6
+    assert 0 < result.report.policy_delay_s <= result.report.max_policy_delay_s < result.report.elapsed_s
 
 
 async def test_a_run_ends_with_the_batch_that_has_its_last_step(tmp_path: Path) -> None:
@@ -77,6 +83,23 @@ async def test_a_run_ends_with_the_batch_that_has_its_last_step(tmp_path: Path) 
     assert result.checkpoint is not None
     assert load_checkpoint(result.checkpoint).counters.agent_steps == 6_400
     assert _rows(tmp_path / "run")[-1]["agent_steps"] == "6400"
+
+
+@pytest.mark.parametrize(("algorithm", "compress"), [("impala", False), ("impala", True), ("ga3c", True)])
+async def test_single_frames_arrive_and_may_be_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Any, compress: bool
+) -> None:
+    arrived: list[SentSample] = []
+    take = Pipeline._take
+    monkeypatch.setattr(Pipeline, "_take", lambda self, sample: arrived.append(sample) or take(self, sample))
+    config = TrainingConfig(
+        env="pong", algorithm=algorithm, steps=200, envs_per_actor=2, batch_size=4, unroll_length=5,
+        compress_rollouts=compress,
+    )  # fmt: skip
+    result = await _run(Trainer(config, run_dir=tmp_path / "run"))
+    assert result.agent_steps == 200
+    assert {type(rollout) for rollout, _ in arrived} == {CompressedRollout if compress else FrameRollout}
+    assert all(math.isfinite(loss) for loss in result.report.losses.values())
 
 
 async def test_cartpole_is_learned(tmp_path: Path) -> None:

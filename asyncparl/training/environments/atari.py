@@ -63,6 +63,7 @@ class AtariEnvironment(VectorEnvironment):
             num_actions=int(cast(Discrete, self._simulator.single_action_space).n),
             seed=seed,
             clip_rewards=options.clip_rewards is not False,
+            frame_stack=options.frame_stack,
         )
 
     def _reset(self, seed: int, out: NDArray[Any]) -> None:

@@ -66,9 +66,15 @@ class VectorEnvironment(ABC):
         num_actions: int,
         seed: int,
         clip_rewards: bool,
+        frame_stack: int = 1,
     ) -> None:
+        """`frame_stack`: see the attribute; all others as `make_environment` has them."""
         self.num_envs = num_envs
         self.obs_shape = obs_shape
+        self.frame_stack = frame_stack
+        """Observations are stacks of so many frames along their first axis, the newest last. Each is the one before
+        it without the oldest frame, and with a new one; but for the first of an episode, after `terminated` or
+        `truncated`, which may be anything. 1: they are not known to be stacks."""
         self.obs_dtype = obs_dtype
         self.num_actions = num_actions
         self._seed = seed

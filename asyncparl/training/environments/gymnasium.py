@@ -12,6 +12,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import (
+    FrameStackObservation,
+    OrderEnforcing,
+    PassiveEnvChecker,
+    RecordEpisodeStatistics,
+    TimeLimit,
+)
 from numpy.typing import NDArray
 
 from asyncparl.training.environments.base import RawStep, VectorEnvironment
@@ -43,11 +50,14 @@ class GymnasiumEnvironment(VectorEnvironment):
             num_actions=int(action_space.n),
             seed=seed,
             clip_rewards=bool(options.clip_rewards),
+            frame_stack=_frame_stack(self._envs[0]),
         )
+        self._last_stacks = np.empty((num_envs if self.frame_stack > 1 else 0, *self.obs_shape), self.obs_dtype)
 
     def _reset(self, seed: int, out: NDArray[Any]) -> None:
         for i, env in enumerate(self._envs):
             out[i] = self._start_episode(env, seed + i)
+            self._watch_stack(i, out[i], is_first=True)
 
     def _step(self, actions: NDArray[np.integer[Any]], out: NDArray[Any]) -> RawStep:
         rewards = np.empty(self.num_envs, np.float64)
@@ -66,6 +76,7 @@ class GymnasiumEnvironment(VectorEnvironment):
             elif np.shape(obs) != self.obs_shape:  # numpy would spread a smaller one over the larger
                 raise self._wrong_obs(env, obs)
             out[i] = obs
+            self._watch_stack(i, out[i], is_first=cut or ended)
         return RawStep(rewards, terminated, truncated, terminated | truncated, self._stack(final_obs))
 
     def frame(self) -> NDArray[np.uint8]:
@@ -81,6 +92,13 @@ class GymnasiumEnvironment(VectorEnvironment):
     def _close(self) -> None:
         while self._envs:
             self._envs.pop().close()
+
+    def _watch_stack(self, i: int, obs: NDArray[Any], *, is_first: bool) -> None:
+        """Where an environment reuses its array, the wrapper stacks the newest frame alone: that is none of ours."""
+        if self.frame_stack > 1:
+            if not is_first and not np.array_equal(obs[:-1], self._last_stacks[i, 1:]):
+                self.frame_stack = 1
+            self._last_stacks[i] = obs
 
     def _start_episode(self, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
         started = env.reset(seed=seed)
@@ -110,6 +128,17 @@ def _make(env_id: str, options: EnvironmentOptions, **more: Any) -> gymnasium.En
     return gymnasium.make(
         env_id, max_episode_steps=options.max_episode_steps, disable_env_checker=True, **options.arguments, **more
     )
+
+
+_TRANSPARENT = (OrderEnforcing, PassiveEnvChecker, TimeLimit, RecordEpisodeStatistics)
+"""Wrappers that hand on observations as they are."""
+
+
+def _frame_stack(env: Any) -> int:
+    """How many frames `FrameStackObservation` stacks, if no other wrapper changes what it gives; 1: there is none."""
+    while type(env) in _TRANSPARENT:
+        env = env.env
+    return int(env.stack_size) if type(env) is FrameStackObservation else 1
 
 
 def _frame_rate(env_id: str, env: gymnasium.Env[Any, Any]) -> float:
