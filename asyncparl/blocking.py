@@ -38,6 +38,7 @@ from asyncparl.errors import (
     SerializationError,
 )
 from asyncparl.protocol.cluster_view import ClusterView
+from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES
 from asyncparl.runtime import connect as with_async
 from asyncparl.runtime import pull, remote
 from asyncparl.runtime.blocking_calls import as_completed, gather
@@ -48,6 +49,7 @@ from asyncparl.runtime.group import Group
 from asyncparl.runtime.held_block import HeldBlock
 from asyncparl.runtime.in_place import empty
 from asyncparl.runtime.options import check_name
+from asyncparl.runtime.pending import deadline_after, seconds_until
 from asyncparl.runtime.remote import Proxy, current_actor, expose
 from asyncparl.runtime.remote_class import RemoteClass, remote_class
 from asyncparl.runtime.repeats import idempotent
@@ -146,13 +148,14 @@ class Cluster(HeldBlock[with_async.Cluster]):
         return repr(self._held) if self._is_open else "<asyncparl cluster, closed>"
 
 
-def connect(
+def connect(  # noqa: PLR0913 - its options
     address: str | None = None,
     *,
     secret_file: str | None = None,
     cpus: float | None = None,
     files: Sequence[str] = (),
     encrypt: bool = False,
+    max_value_bytes: int | str | None = DEFAULT_MAX_VALUE_BYTES,
     preload: Sequence[str] | None = None,
     start_method: str | None = None,
     monitor: bool | str = False,
@@ -179,6 +182,7 @@ def connect(
         "cpus": cpus,
         "files": files,
         "encrypt": encrypt,
+        "max_value_bytes": max_value_bytes,
         "preload": preload,
         "start_method": start_method,
         "monitor": monitor,
@@ -253,8 +257,10 @@ class RemoteManager(HeldBlock[pull.Manager]):
             NotConnectedError: the manager was closed.
         """
 
+        deadline = deadline_after(timeout)
+
         async def take() -> Proxy:
-            with trio.move_on_after(float("inf") if timeout is None else timeout):
+            with trio.move_on_after(float("inf") if deadline is None else seconds_until(deadline)):
                 return await self._held.get_remote()
             raise TimeoutError(f"nothing was offered to {self!r} in time")
 

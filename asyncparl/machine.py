@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import resource
+import socket
 from pathlib import Path
 
 _CGROUP_CPUS = Path("/sys/fs/cgroup/cpu.max")
@@ -65,6 +66,17 @@ def host_identity() -> str:
         return f"{_BOOT_ID.read_text().strip()}/{os.readlink(_NETWORK_NAMESPACE)}"
     except OSError:
         return f"{platform.node()}/{platform.system()}"
+
+
+def own_address(towards: str) -> str | None:
+    """Which of this machine's addresses the system would use towards another one, by name or address. Sends nothing."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def allow_many_files() -> None:

@@ -41,7 +41,8 @@ async def cpu_seconds_a_call(source: Any, num_bytes: int) -> float:
     before = await source.cpu_seconds() + time.process_time()
     for _ in range(count):
         await source.array(num_bytes)
-    return (await source.cpu_seconds() + time.process_time() - before) / count
+    num_seconds: float = await source.cpu_seconds() + time.process_time() - before
+    return num_seconds / count
 
 
 async def threshold_rows(repeats: int) -> list[Row]:

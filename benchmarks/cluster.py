@@ -294,7 +294,8 @@ class Fleet:
         async with limiter:
             placed = await self._program.request(AskPlace(new_actor_id(), "Worker#1", Demand()))
         node_id = placed.ticket.node.node_id
-        self._members[node_id].start(read_lease(find_secret("node", self._port), placed.lease, node_id))
+        secret = find_secret("node", self._port)
+        self._members[node_id].start(read_lease(secret, placed.lease, node_id, now=time.time()))
 
     async def _dial(self, role: Role) -> Channel:
         async with self._dialing:

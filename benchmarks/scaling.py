@@ -25,7 +25,6 @@ import torch
 import trio
 
 import asyncparl
-from asyncparl.algorithms import Rollout
 from asyncparl.bench.report import machine
 from asyncparl.bench.training import environment_rate, inference_rate, learning_rate
 from asyncparl.rl import AtariShallow, WeightLayout
@@ -33,6 +32,9 @@ from asyncparl.runtime import node_link
 from asyncparl.runtime.call import STREAM_CREDIT
 from asyncparl.training import TrainingConfig
 from asyncparl.training.batching import BatchAssembler
+from asyncparl.training.frames import FrameRollout
+from asyncparl.transport import endpoints
+from asyncparl.transport.nng import NngChannel
 
 RESULTS = Path(__file__).parent / "results" / "scaling"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "scaling.md"
@@ -41,8 +43,9 @@ BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 HOSTS = (10, 30, 100, 300, 1000)
 SIMULATED_HOSTS = (10, 100, 1000)
 CORES_PER_HOST = 16
-FRAME_BYTES, STACK = 84 * 84, 4
-OBS_SHAPE = (STACK, 84, 84)
+FRAME_SHAPE, STACK = (84, 84), 4
+FRAME_BYTES = 84 * 84
+OBS_SHAPE = (STACK, *FRAME_SHAPE)
 LINKS_GBIT_S = (10, 25, 100)
 SIMULATORS = {"Pong": 0, "100 steps/s a core": 100, "10 steps/s a core": 10}  # 0: as measured
 LEARNERS = {"one CPU thread": 0, "100,000 steps/s": 100_000}  # 0: as measured
@@ -93,17 +96,17 @@ class Outcome:
 # --- sizes -------------------------------------------------------------------------------------------------------
 
 
-def make_rollout(config: TrainingConfig) -> Rollout[Any]:
-    """What an actor sends, without cut episodes."""
+def make_rollout(config: TrainingConfig) -> FrameRollout:
+    """What an actor sends, without episodes that end."""
     shape = num_steps, num_envs = config.unroll_length, config.envs_per_actor
-    return Rollout(
-        obs=np.zeros((num_steps, num_envs, *OBS_SHAPE), np.uint8),
+    return FrameRollout(
+        frames=np.zeros((num_envs, STACK + num_steps, *FRAME_SHAPE), np.uint8),
+        older_frames=np.zeros((0, STACK - 1, *FRAME_SHAPE), np.uint8),
         actions=np.zeros(shape, np.int64),
         behaviour_log_probs=np.zeros(shape, np.float32),
         rewards=np.zeros(shape, np.float32),
         terminated=np.zeros(shape, bool),
         truncated=np.zeros(shape, bool),
-        bootstrap_obs=np.zeros((num_envs, *OBS_SHAPE), np.uint8),
         final_obs=np.zeros((0, *OBS_SHAPE), np.uint8),
         final_steps=np.zeros((0, 2), np.int64),
     )
@@ -114,11 +117,11 @@ def rollout_bytes(config: TrainingConfig) -> int:
     return sum(array.nbytes for array in make_rollout(config) if array is not None)
 
 
-def single_frame_bytes(config: TrainingConfig) -> int:
-    """The same if every frame were sent once, and stacked where it arrives."""
+def stacked_bytes(config: TrainingConfig) -> int:
+    """The same if whole stacks were sent."""
     observations = (config.unroll_length + 1) * config.envs_per_actor * STACK * FRAME_BYTES
     frames = (config.unroll_length + STACK) * config.envs_per_actor * FRAME_BYTES
-    return rollout_bytes(config) - observations + frames
+    return rollout_bytes(config) - frames + observations
 
 
 def weights_bytes() -> int:
@@ -134,7 +137,7 @@ def weights_bytes() -> int:
 class Player:
     """Sends the same rollout again and again."""
 
-    def rollouts(self, config: TrainingConfig, num: int) -> Iterator[Rollout[Any]]:
+    def rollouts(self, config: TrainingConfig, num: int) -> Iterator[FrameRollout]:
         rollout = make_rollout(config)
         for _ in range(num):
             yield rollout
@@ -157,8 +160,11 @@ async def _loop_seconds(config: TrainingConfig, num: int) -> float:
     assembler = BatchAssembler(
         num_steps=config.unroll_length, num_columns=config.batch_size, obs_shape=OBS_SHAPE, obs_dtype=np.dtype(np.uint8)
     )
+    # As from another host: without shared memory, and with threads of NNG that read from the socket.
     place: Any = node_link
-    before, place.SHARED_BYTES = place.SHARED_BYTES, 0  # as from another host
+    sockets: Any = endpoints
+    before, place.SHARED_BYTES = place.SHARED_BYTES, 0
+    unix_channel, sockets.UnixChannel = sockets.UnixChannel, NngChannel
     try:
         async with asyncparl.connect(preload=["numpy", "torch"]):
             player: Any = Player()
@@ -170,7 +176,7 @@ async def _loop_seconds(config: TrainingConfig, num: int) -> float:
                     assembler.release(batch)
             return (time.thread_time() - started) / num
     finally:
-        place.SHARED_BYTES = before
+        place.SHARED_BYTES, sockets.UnixChannel = before, unix_channel
 
 
 # --- simulating --------------------------------------------------------------------------------------------------
@@ -245,8 +251,8 @@ def _sizes(config: TrainingConfig) -> Iterator[str]:
     yield "| of Pong, 84 x 84, 4 frames | a rollout | an agent step |"
     yield "|---|--:|--:|"
     for name, num_bytes in (
-        ("stacked observations, as they are sent", rollout_bytes(config)),
-        ("single frames, if they were sent", single_frame_bytes(config)),
+        ("stacks of frames, as the networks see them", stacked_bytes(config)),
+        ("single frames, as they are sent", rollout_bytes(config)),
         ("weights back, to an actor, for each rollout", weights_bytes()),
     ):
         yield f"| {name} | {_bytes(num_bytes)} | {num_bytes / steps:,.0f} B |"

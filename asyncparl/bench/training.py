@@ -31,6 +31,7 @@ from asyncparl.training.sampler import ActorCriticPolicy
 MAX_RUNS = 3
 NUM_STEPS = 120_000
 WARM_UP_STEPS = 20_000
+PROBE_EVERY_S = 0.02
 TARGETS = {  # of steps a second, and of the bound in percent
     "impala": ("2,400", ""),
     "a2c": ("", "70"),
@@ -47,6 +48,7 @@ def measure(repeats: int, emit: Emit, *, algorithm: AlgorithmName) -> None:
     num_envs = envs_at_once(config)
     stages: dict[str, list[float]] = {"environment": [], "inference": [], "learning": [], "bound": []}
     trained, percents, lags = list[float](), list[float](), list[float]()
+    late: dict[int, list[float]] = {50: [], 99: []}
     for _ in range(min(MAX_RUNS, repeats)):
         rates = [environment_rate(num_envs), inference_rate(num_envs, config), learning_rate(config)]
         bound = cores / sum(1 / rate for rate in rates)
@@ -56,6 +58,8 @@ def measure(repeats: int, emit: Emit, *, algorithm: AlgorithmName) -> None:
         trained.append(recorder.steps_per_s())
         percents.append(100 * trained[-1] / bound)
         lags.append(recorder.mean_lag())
+        for percentile, values in late.items():
+            values.append(recorder.late_ms(percentile))
     bound_name = f"bound of {cores} cores"
     setting = f"{config.num_actors} actors of {config.envs_per_actor} environments, {config.precision}"
     steps_target, percent_target = TARGETS[algorithm]
@@ -66,6 +70,8 @@ def measure(repeats: int, emit: Emit, *, algorithm: AlgorithmName) -> None:
     emit(Row(TRAINING, "steps/s", trained, target=steps_target, limit=bound_name, note=setting))
     emit(Row("training, of the bound", "%", percents, target=percent_target))
     emit(Row("policy lag, mean", "updates", lags))
+    for percentile, values in late.items():
+        emit(Row(f"how late the learner's event loop wakes a task, p{percentile}", "ms", values))
 
 
 class Recorder(SilentDisplay):
@@ -76,6 +82,7 @@ class Recorder(SilentDisplay):
         self._first: tuple[float, int] | None = None
         self._last: tuple[float, int] = (0.0, 0)
         self._report: Report | None = None
+        self._late_s: list[float] = []
 
     def show(self, figures: Report) -> None:
         if self._first is None and figures.agent_steps >= self._warm_up_steps:
@@ -89,6 +96,18 @@ class Recorder(SilentDisplay):
         if self._first is None or self._last[1] <= self._first[1]:
             raise RuntimeError(f"a run of {self._last[1]} steps has no part after its warm-up")
         return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+
+    async def probe(self) -> None:
+        """Note how late this task is woken, for ever."""
+        while True:
+            due = time.perf_counter() + PROBE_EVERY_S
+            await trio.sleep(PROBE_EVERY_S)
+            if self._first is not None:
+                self._late_s.append(time.perf_counter() - due)
+
+    def late_ms(self, percentile: float) -> float:
+        """How late a task was woken, in the steady part."""
+        return float(np.percentile(self._late_s, percentile)) * 1e3 if self._late_s else float("nan")
 
     def mean_lag(self) -> float:
         """Of the last report."""
@@ -153,5 +172,12 @@ def training_run(config: TrainingConfig) -> Recorder:
     recorder = Recorder(WARM_UP_STEPS)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, run_dir=Path(folder) / "run")
-        trio.run(trainer.run, recorder)
+        trio.run(_train, trainer, recorder)
     return recorder
+
+
+async def _train(trainer: Trainer, recorder: Recorder) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recorder.probe)
+        await trainer.run(recorder)
+        nursery.cancel_scope.cancel()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from asyncparl.monitor.picture import ActorRow
     from asyncparl.protocol.cluster_view import ActorSummary, ClusterView, NodeSummary, WaitingSummary
     from asyncparl.protocol.figures import NodeFigures
+    from asyncparl.protocol.node_messages import LogInfo
     from asyncparl.runtime.admin import Admin, NodeLogs
 
 _MASTER = click.option(
@@ -94,7 +95,10 @@ async def _look(master: Any, secret_file: str | None) -> tuple[ClusterView, dict
 @_MASTER
 @_SECRET
 def logs(actor: str | None, follow: bool, num_lines: int, master: Any, secret_file: str | None) -> None:
-    """What ACTOR (its name or id) has written, also after it has ended; without ACTOR, which logs there are."""
+    """What ACTOR has written, also after it has ended; without ACTOR, which logs there are.
+
+    ACTOR is its name, the one of `.options(name=...)` too, or its id.
+    """
     admin = _admin(master, "driver", secret_file)
     _run(partial(_show_logs, admin, actor, num_lines, follow))
 
@@ -104,7 +108,13 @@ async def _show_logs(admin: Admin, actor: str | None, num_lines: int, follow: bo
         found = [(node, info) for node in nodes for info in await node.infos()]
         if actor is None:
             rows = [
-                [info.name, info.actor_id, "running" if info.is_running else "ended", node.name, f"{info.size_bytes:,}"]
+                [
+                    _full_name(info),
+                    info.actor_id,
+                    "running" if info.is_running else "ended",
+                    node.name,
+                    f"{info.size_bytes:,}",
+                ]
                 for node, info in found
             ]
             _print_table(["ACTOR", "ID", "STATE", "NODE", "BYTES"], rows)
@@ -115,8 +125,8 @@ async def _show_logs(admin: Admin, actor: str | None, num_lines: int, follow: bo
 
 
 def _choose(found: Sequence[tuple[NodeLogs, Any]], actor: str) -> tuple[NodeLogs, str]:
-    """The log that is meant: by id, or by name if only one has it, or only one that is running."""
-    matching = [(node, info) for node, info in found if actor in (info.actor_id, info.name)]
+    """The log that is meant: by id, or by one of its names if only one has it, or only one that is running."""
+    matching = [(node, info) for node, info in found if actor in (info.actor_id, info.name, info.public_name)]
     running = [each for each in matching if each[1].is_running]
     chosen = running if len(running) == 1 else matching
     if not chosen:
@@ -151,11 +161,11 @@ def _run(function: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return trio.run(function)
     except BaseExceptionGroup as group:
-        known, rest = group.split((AsyncparlError, OSError))
+        known, rest = group.split(AsyncparlError)
         if rest is not None or known is None:
             raise
         raise click.ClickException(str(_first(known))) from group
-    except (AsyncparlError, OSError) as error:
+    except AsyncparlError as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -195,7 +205,7 @@ def _node_row(node: NodeSummary) -> list[str]:
 
 def _actor_row(row: ActorRow, cpus: float) -> list[str]:
     return [
-        row.name,
+        _full_name(row),
         row.actor_id,
         row.state,
         row.node or "-",
@@ -207,8 +217,13 @@ def _actor_row(row: ActorRow, cpus: float) -> list[str]:
     ]
 
 
+def _full_name(actor: ActorRow | LogInfo) -> str:
+    """With the one that its maker gave it, by which `get_actor` finds it."""
+    return f"{actor.name} ({actor.public_name})" if actor.public_name else actor.name
+
+
 def _with_figures(actor: ActorSummary | WaitingSummary, row: ActorRow) -> dict[str, Any]:
     import msgspec
 
-    figures = {name: getattr(row, name) for name in ("pid", "num_waiting", "doing", "doing_s")}
+    figures = {name: getattr(row, name) for name in ("public_name", "pid", "num_waiting", "doing", "doing_s")}
     return {**msgspec.to_builtins(actor), **figures}

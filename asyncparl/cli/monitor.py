@@ -187,10 +187,6 @@ def _run(function: Callable[[], Awaitable[None]]) -> None:
         if group.split(KeyboardInterrupt)[1] is None:
             raise KeyboardInterrupt from group
         raise
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise click.ClickException(f"no master answers: {error}") from error
     except AsyncparlError as error:
         raise click.ClickException(str(error)) from error
 

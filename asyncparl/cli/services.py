@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -223,9 +224,9 @@ def run_service(serve: Callable[..., Awaitable[None]]) -> None:
         with telling_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]])):
             trio.run(_with_signals, serve)
     except BaseExceptionGroup as group:
-        raise click.ClickException(str(_first_error(group))) from group
+        raise click.ClickException(_in_one_line(_first_error(group))) from group
     except (AsyncparlError, OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(_in_one_line(error)) from error
 
 
 async def _with_signals(serve: Callable[..., Awaitable[None]]) -> None:
@@ -250,6 +251,14 @@ def _first_error(group: BaseException) -> BaseException:
     if not isinstance(group, (AsyncparlError, OSError, ValueError)):
         raise group
     return group
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Without the number that the system has for it."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    hint = "; is a master running there already?" if error.errno == errno.EADDRINUSE else ""
+    return f"{str(error.filename).removeprefix('tcp://')}: {error.strerror}{hint}"
 
 
 def _run_command(command: click.Command) -> NoReturn:

@@ -80,9 +80,14 @@ _SETTINGS = (
         "--prediction-batch-size", "prediction_batch_size", _POSITIVE,
         "Observations that one of them takes at once, at most.",
     ),
+    _Setting(
+        "--compress-rollouts/--no-compress-rollouts", "compress_rollouts", None,
+        "On their way: for links of 1 Gbit/s and less between hosts.",
+    ),
     _Setting("--device", "device", str, "Where the learner computes: cpu, cuda, cuda:1.", _MACHINE),
     _Setting("--precision", "precision", click.Choice(PRECISIONS), "Of the network.", "bf16 where that is fast"),
-    _Setting("--learner-threads", "learner_threads", _POSITIVE, "CPU threads of the learner.", _MACHINE),
+    _Setting("--learner-threads", "learner_threads", _POSITIVE, "CPU threads of each learner.", _MACHINE),
+    _Setting("--learners", "num_learners", _POSITIVE, "Processes that learn, each from its share of every batch."),
     _Setting("--evaluate-every", "evaluate_every", _POSITIVE, "Agent steps between evaluations.", "there are none"),
     _Setting("--evaluation-episodes", "evaluation_episodes", _POSITIVE, "Episodes that each of them plays."),
     _Setting("--checkpoint-interval", "checkpoint_interval_s", _MORE_THAN_0, "Seconds between checkpoints."),
@@ -251,7 +256,7 @@ def _make_trainer(
     if "env" not in settings:
         raise click.UsageError("--env says what to play, --resume which run to go on with: one of them is needed")
     if settings.get("cluster") and "num_actors" not in settings:
-        settings["num_actors"] = trio.run(_free_cpus, settings["cluster"])
+        settings["num_actors"] = _actors_of_cluster(algorithm, settings)
     config = TrainingConfig.for_this_machine(algorithm=algorithm, **settings)
     for warning in config.warnings():
         _warn(warning)
@@ -287,13 +292,21 @@ def _with_env_options(settings: dict[str, Any], texts: Sequence[str]) -> dict[st
     return settings if options is None else {**settings, "env_options": options}
 
 
-async def _free_cpus(cluster: str) -> int:
-    """As many actors as the cluster has CPUs for, now."""
+def _actors_of_cluster(algorithm: AlgorithmName, settings: dict[str, Any]) -> int:
+    """As many as the cluster has CPUs for, now, beside the learners there; the same number for each learner."""
+    num_learners = settings.get("num_learners", 1)
+    config = TrainingConfig.for_this_machine(algorithm=algorithm, **{**settings, "num_actors": num_learners})
+    free = trio.run(_free_cpus, settings["cluster"]) - (num_learners - 1) * config.learner_cpus
+    return int(max(1, free // num_learners)) * int(num_learners)
+
+
+async def _free_cpus(cluster: str) -> float:
+    """CPUs of the cluster that nobody uses now."""
     import asyncparl
 
     async with asyncparl.connect(cluster) as connected:
         nodes = (await connected.describe()).nodes
-    return max(1, int(sum((node.total_cpus or 0) - node.used_cpus for node in nodes)))
+    return sum((node.total_cpus or 0) - node.used_cpus for node in nodes)
 
 
 def _make_display(trainer: Trainer) -> Display:

@@ -18,12 +18,13 @@ from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.ids import new_driver_id, new_token
 from asyncparl.monitor.source import Sight
 from asyncparl.protocol.cluster_view import ClusterView, NodeSummary
+from asyncparl.protocol.control import MAX_CONTROL_BYTES
 from asyncparl.protocol.figures import News, NodeFigures, ReadDeath, ReadFigures, ReadNews
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.master_messages import AskTicket, DescribeCluster, JoinDriver, LeaveDriver
 from asyncparl.protocol.node_messages import ActorExited, ReadLog
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
-from asyncparl.runtime.master_link import MasterLink, ask, watch
+from asyncparl.runtime.master_link import MasterLink, ask, no_master, watch
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
 from asyncparl.transport import Channel, Credentials, dial
@@ -78,15 +79,17 @@ class ClusterSource:
         """Hold the link to the master until cancelled, for as long as it takes.
 
         Raises:
-            AuthenticationError, ResourceError: the master does not take us.
-            OSError: it cannot be reached within `join_within_s`.
+            AuthenticationError: the secret is wrong.
+            ResourceError: the master does not take us, or cannot be reached within `join_within_s`.
         """
         failure: Exception | None = None
         async with trio.open_nursery() as self._nursery:
             try:
                 await self._master.run(once_within_s=join_within_s)
-            except (AsyncparlError, OSError) as error:
+            except AsyncparlError as error:
                 failure = error  # raised outside, so that it comes in no group
+            except OSError as error:
+                failure = no_master(self._master_address, error)
             self._nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
@@ -229,7 +232,7 @@ class ClusterSource:
         ticket = await self._master.request(AskTicket(node_id), limit_s=_PATIENCE_S)
         way = WayToNode(ticket, self._master, self._master_address, self._credentials)
         channel = await way.dial(encrypt=True)
-        link = Link(LinkCore(name="monitor", pid=os.getpid()))
+        link = Link(LinkCore(name="monitor", pid=os.getpid(), max_value_bytes=MAX_CONTROL_BYTES))
         link.attach(channel)
         return link
 
@@ -247,7 +250,7 @@ async def open_source(
     """A source, for as long as the block runs. It joins when it can.
 
     Raises:
-        AuthenticationError, ResourceError, OSError: as `ClusterSource.run`.
+        AuthenticationError, ResourceError: as `ClusterSource.run`.
     """
     source = ClusterSource(address, credentials, name=name)
     failures: list[Exception] = []
@@ -270,6 +273,6 @@ async def open_source(
 async def _run(run: Any, failures: list[Exception], scope: trio.CancelScope) -> None:
     try:
         await run()
-    except (AsyncparlError, OSError) as error:
+    except AsyncparlError as error:
         failures.append(error)
         scope.cancel()

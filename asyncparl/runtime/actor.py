@@ -23,7 +23,7 @@ import trio
 
 from asyncparl.errors import ActorDied, CallFate, SerializationError
 from asyncparl.ids import ActorId
-from asyncparl.protocol.master_messages import AskPlace
+from asyncparl.protocol.master_messages import AskPlace, KillActor
 from asyncparl.protocol.messages import CallKind
 from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.values import NOTHING, Encoded
@@ -52,7 +52,11 @@ class ActorHandle(LinkedHandle):
     ) -> None:
         """`supervisor`: decides whether it is started again when it dies; None: it never is."""
         super().__init__(
-            request.name, callee=session.objects, process_id=session.process_id, main_names=session.main_names
+            request.name,
+            callee=session.objects,
+            process_id=session.process_id,
+            main_names=session.main_names,
+            max_value_bytes=session.max_value_bytes,
         )
         self.actor_id = ActorId(request.actor_id)
         self.plain_class = plain_class
@@ -137,6 +141,7 @@ class ActorHandle(LinkedHandle):
     async def close(self) -> None:
         """End it after everything that was called before; streams are cut. Between two processes it ends at once."""
         if self._gone.is_set():
+            await self._end_out_of_sight()
             return
         self.expect_end("it was closed")
         is_restarting = self._process.num and not self._is_open
@@ -150,9 +155,17 @@ class ActorHandle(LinkedHandle):
 
     async def kill(self) -> None:
         """End it at once."""
+        if self._gone.is_set():
+            await self._end_out_of_sight()
+            return
         self.expect_end("it was killed by its owner")
         self._stop_soon(0.0)
         await self._gone.wait()
+
+    async def _end_out_of_sight(self) -> None:
+        """A detached one may live on where we have lost its node. The master can reach it."""
+        if self.is_detached and not self._process.has_certainly_ended:
+            await self._session.ask_master(KillActor(self.actor_id))
 
     def _stop_soon(self, grace_s: float) -> None:
         if not self._gone.is_set():
@@ -387,6 +400,8 @@ class ActorHandle(LinkedHandle):
         if self._supervisor is not None:
             if (order := self._take_order()) is not None:
                 order.ended(self)
+            if self._no_object is not None:
+                self._supervisor.never_started(self, self._no_object)
             self._supervisor.gone(self)
 
     def _fail_waiting(self) -> None:

@@ -11,6 +11,7 @@ import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.ids import new_driver_id, new_token
+from asyncparl.protocol.control import MAX_CONTROL_BYTES
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.master_messages import (
     AskTicket,
@@ -22,7 +23,7 @@ from asyncparl.protocol.master_messages import (
 )
 from asyncparl.protocol.node_messages import ListLogs, LogInfo, ReadLog
 from asyncparl.runtime.link import Link
-from asyncparl.runtime.master_link import MasterLink, ask, watch
+from asyncparl.runtime.master_link import MasterLink, ask, no_master, watch
 from asyncparl.runtime.state import Role, find_secret
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
@@ -41,8 +42,16 @@ class Admin:
         self._link: Link | None = None
 
     async def dial(self) -> Channel:
-        """Connect. Raises as `asyncparl.transport.dial`."""
-        return await dial(str(self._address), credentials=self._credentials, encrypt=True)
+        """Connect.
+
+        Raises:
+            ResourceError: nobody answers there.
+            AuthenticationError: the secret is wrong.
+        """
+        try:
+            return await dial(str(self._address), credentials=self._credentials, encrypt=True)
+        except OSError as error:
+            raise no_master(str(self._address), error) from error
 
     async def describe(self) -> DescribedCluster:
         """All there is to see."""
@@ -101,7 +110,7 @@ async def _join(link: Link) -> None:
 @contextlib.asynccontextmanager
 async def _served(channel: Channel) -> AsyncIterator[Link]:
     """A link over the channel, for as long as the block runs."""
-    link = Link(LinkCore(name="admin", pid=os.getpid()))
+    link = Link(LinkCore(name="admin", pid=os.getpid(), max_value_bytes=MAX_CONTROL_BYTES))
     link.attach(channel)
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from asyncparl.runtime.call import Call, check_thread, checked_calls
-from asyncparl.runtime.pending import seconds_until
+from asyncparl.runtime.pending import deadline_after, seconds_until
 
 T = TypeVar("T")
 
@@ -18,10 +17,14 @@ def gather(calls: Iterable[Call[T]], timeout: float | None = None) -> list[T]:
 
     The first call to fail cancels the rest, and its exception is raised as it is. So do the end of `timeout` seconds
     (TimeoutError) and Ctrl-C.
+
+    Raises:
+        TypeError, ValueError: these are no calls, or `timeout` is no number; nothing is cancelled.
     """
     calls = checked_calls(calls)
+    ended = as_completed(calls, timeout)
     try:
-        for call in as_completed(calls, timeout):
+        for call in ended:
             call.result()
         return [call.result() for call in calls]
     except BaseException:
@@ -39,7 +42,7 @@ def as_completed(calls: Iterable[Call[T]], timeout: float | None = None) -> Iter
         TimeoutError: in the loop, `timeout` seconds after this was called.
     """
     check_thread("as_completed()", "`async for call in asyncparl.as_completed(...)`")
-    return _as_completed(checked_calls(calls), None if timeout is None else time.monotonic() + timeout)
+    return _as_completed(checked_calls(calls), deadline_after(timeout))
 
 
 def _as_completed(calls: list[Call[T]], deadline: float | None) -> Iterator[Call[T]]:

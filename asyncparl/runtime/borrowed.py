@@ -48,6 +48,7 @@ class BorrowingSession(Protocol):
 
     process_id: str
     main_names: frozenset[str] | None
+    max_value_bytes: int | None
 
     def node_at(self, ticket: NodeTicket) -> NodeLink: ...
     async def ask_master(self, request: Any) -> Any: ...
@@ -67,7 +68,13 @@ class BorrowedHandle(LinkedHandle):
         self, session: BorrowingSession, reference: Reference, objects: Objects, death: ActorExited | None = None
     ) -> None:
         """`death`: what we have heard of it already."""
-        super().__init__(reference.name, callee=objects, process_id=session.process_id, main_names=session.main_names)
+        super().__init__(
+            reference.name,
+            callee=objects,
+            process_id=session.process_id,
+            main_names=session.main_names,
+            max_value_bytes=session.max_value_bytes,
+        )
         self._objects = objects
         self._session = session
         self._reference = reference
@@ -229,7 +236,13 @@ class LocalHandle(LinkedHandle):
     """The objects of this very process, called like those of any other: values are copies, order is kept."""
 
     def __init__(self, session: BorrowingSession, reference: Reference, objects: Objects) -> None:
-        super().__init__(reference.name, callee=objects, process_id=session.process_id, main_names=session.main_names)
+        super().__init__(
+            reference.name,
+            callee=objects,
+            process_id=session.process_id,
+            main_names=session.main_names,
+            max_value_bytes=session.max_value_bytes,
+        )
         self._reference = reference
         self._objects = objects
         for channel, link in zip(memory_channels(MAX_MESSAGE_BYTES), (self._link, self._new_link()), strict=True):

@@ -6,10 +6,9 @@ A `Call` may be used in any thread, its `await` and `async for` in the event loo
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
@@ -21,7 +20,7 @@ from asyncparl.runtime.event_loop import EventLoop, runs_trio
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.interrupts import Uninterrupted, interrupt_main
 from asyncparl.runtime.link import Link, LinkLost
-from asyncparl.runtime.pending import AS_PICKLES, Pending, Reading
+from asyncparl.runtime.pending import AS_PICKLES, Pending, Reading, deadline_after
 
 T = TypeVar("T")
 
@@ -58,11 +57,12 @@ class Call(Generic[T]):
 
         Raises:
             TimeoutError: it has not ended in time.
+            TypeError, ValueError: `timeout` is no number.
             RuntimeError: this is the thread of an event loop, or the one in which the call has to run.
         """
         check_thread("result()", "`await call`")
         pending = self._pending
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         while not pending.is_settled:
             if pending.items:
                 pending.cancel()
@@ -144,6 +144,10 @@ class Call(Generic[T]):
                 if not others and not any(watcher.is_watching() for watcher in pending.watchers):
                     pending.cancel()
                 raise
+        return self._settled_result()
+
+    def _settled_result(self) -> T:
+        pending = self._pending
         if pending.streams and pending.error is None:
             raise _it_streams(pending, "async for", "awaiting it")
         return pending.result()  # type: ignore[no-any-return]
@@ -301,9 +305,9 @@ async def gather(calls: Iterable[Call[T]]) -> list[T]:
     """
     calls = checked_calls(calls)
     try:
-        async for call in as_completed(calls):
-            await call
-        return [call._pending.result() for call in calls]
+        if (failed := await _All(calls).first_failed()) is not None:
+            await failed
+        return [call._settled_result() for call in calls]
     except BaseException:
         for call in calls:
             call.cancel()
@@ -331,6 +335,40 @@ def as_completed(calls: Iterable[Call[T]]) -> AsyncIterator[Call[T]]:
     Leaving the loop early cancels nothing.
     """
     return _AsCompleted(calls)
+
+
+class _All(Generic[T]):
+    """Waits for many calls at once: its task is woken when all of them have ended well, or the first one has not."""
+
+    def __init__(self, calls: Sequence[Call[T]]) -> None:
+        self._over = trio.Event()
+        self._num_left = 0
+        self._failed: Call[T] | None = None
+        for call in calls:
+            if call.done() or call._pending.items:
+                self._note(call)
+            else:
+                call._pending.check_loop()
+                call._pending.watchers.append(_Watcher(self, call))
+                self._num_left += 1
+
+    async def first_failed(self) -> Call[T] | None:
+        """The first call that has failed; None: all have ended, and none has."""
+        if not self._num_left or self._failed is not None:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._over.wait()
+        return self._failed
+
+    def _ended(self, call: Call[T]) -> None:
+        self._num_left -= 1
+        self._note(call)
+        if not self._num_left or self._failed is not None:
+            self._over.set()
+
+    def _note(self, call: Call[T]) -> None:
+        if self._failed is None and call._pending.has_failed:
+            self._failed = call
 
 
 class _AsCompleted(Generic[T]):
@@ -370,7 +408,7 @@ class _Watcher:
 
     __slots__ = ("_call", "_iteration")
 
-    def __init__(self, iteration: _AsCompleted[Any], call: Call[Any]) -> None:
+    def __init__(self, iteration: _All[Any] | _AsCompleted[Any], call: Call[Any]) -> None:
         self._iteration = weakref.ref(iteration)
         self._call = call
 

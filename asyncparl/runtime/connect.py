@@ -16,6 +16,9 @@ from asyncparl.machine import allow_many_files
 from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.protocol.deadlines import check_timeout
 from asyncparl.protocol.figures import MAX_REPORT_BYTES
+from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES
+from asyncparl.protocol.owned import LARGE_BYTES
+from asyncparl.protocol.resources import parse_bytes
 from asyncparl.runtime.addresses import parse_host_and_port
 from asyncparl.runtime.dump_signal import telling_when_asked
 from asyncparl.runtime.long_waits import warn_of_long_waits
@@ -74,13 +77,14 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def connect(
+async def connect(  # noqa: PLR0913 - its options
     address: str | None = None,
     *,
     secret_file: str | None = None,
     cpus: float | None = None,
     files: Sequence[str] = (),
     encrypt: bool = False,
+    max_value_bytes: int | str | None = DEFAULT_MAX_VALUE_BYTES,
     preload: Sequence[str] | None = None,
     start_method: str | None = None,
     monitor: bool | str = False,
@@ -98,6 +102,8 @@ async def connect(
         files: patterns, relative to the working directory, of files that actors on other machines need
             ("configs/*.yaml"); code is sent without being named.
         encrypt: calls and data between machines too, not only what controls the cluster. Costs throughput.
+        max_value_bytes: the largest argument, result or item, as a number or as "8GiB"; what is larger raises
+            `MessageTooLarge`. None: no limit but memory, of which both ends need as much while it travels.
         preload: modules that worker processes have imported before they start. By default numpy, torch and
             gymnasium, as far as this program has imported them itself.
         start_method: "fork" (default on Linux: 20 ms an actor) or "spawn" (a fresh interpreter each).
@@ -116,14 +122,13 @@ async def connect(
     check_can_connect()
     if not trio.lowlevel.in_trio_run():
         raise RuntimeError("asyncparl needs Trio: run the program with trio.run(main), not with asyncio")
-    _check_types(address, secret_file, cpus, preload=preload, files=files)
-    if start_method not in (None, "fork", "spawn"):
-        raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")
+    _check_types(address, secret_file, cpus, start_method, preload=preload, files=files)
     open_monitor = _monitor_opener(monitor)
     chosen_signal()
     warn_after_s = check_timeout("warn_after_s", warn_after_s)
     allow_many_files()
-    program = Program(preload=preload, start_method=start_method, files=files, encrypt=encrypt)
+    limit = _checked_limit(max_value_bytes)
+    program = Program(preload=preload, start_method=start_method, files=files, encrypt=encrypt, max_value_bytes=limit)
     if address is not None:
         if cpus is not None:
             raise ValueError("cpus is for private clusters; a node of this cluster has its own --cpus")
@@ -173,6 +178,16 @@ def check_can_connect() -> None:
     check_process()
 
 
+def _checked_limit(max_value_bytes: int | str | None) -> int | None:
+    """Raises ValueError, TypeError."""
+    if max_value_bytes is None:
+        return None
+    limit = parse_bytes(max_value_bytes)
+    if limit < LARGE_BYTES:
+        raise ValueError(f"max_value_bytes={max_value_bytes!r}: it must be {LARGE_BYTES:,} or more")
+    return limit
+
+
 def _monitor_opener(monitor: bool | str) -> Callable[[str, Credentials | None], AbstractAsyncContextManager[str]]:
     """What serves the monitor of a master, or nothing.
 
@@ -192,11 +207,11 @@ def _monitor_opener(monitor: bool | str) -> Callable[[str, Credentials | None], 
     return lambda master, credentials: open_monitor(master, credentials, bind)
 
 
-def _check_types(address: object, secret_file: object, cpus: object, **lists: object) -> None:
+def _check_types(address: object, secret_file: object, cpus: object, start_method: object, **lists: object) -> None:
     """What type checkers would have said.
 
     Raises:
-        TypeError: names the argument.
+        TypeError, ValueError: names the argument.
     """
     if address is not None and not isinstance(address, str):
         raise TypeError(f"address must be text such as 'host:8010', not {address!r}")
@@ -210,3 +225,5 @@ def _check_types(address: object, secret_file: object, cpus: object, **lists: ob
         is_list = value is None or (isinstance(value, Sequence) and all(isinstance(part, str) for part in value))
         if not is_list:
             raise TypeError(f"{name} must be a list of texts, not {value!r}")
+    if start_method not in (None, "fork", "spawn"):
+        raise ValueError(f"start_method must be 'fork' or 'spawn', not {start_method!r}")

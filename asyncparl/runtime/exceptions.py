@@ -15,6 +15,7 @@ from asyncparl.errors import (
 )
 from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.messages import ErrorReport, Raised
+from asyncparl.protocol.owned import in_one_piece
 from asyncparl.protocol.values import NOTHING, Encoded, decode_value, encode_value
 
 _MAX_TEXT = 64 * 1024
@@ -89,7 +90,7 @@ def _pack_if_rebuildable(error: BaseException) -> Encoded:
     for candidate in (error, _Bare(error)):
         try:
             value = encode_value(candidate)
-            rebuilt = decode_value(value.payload, [memoryview(buffer) for buffer in value.buffers])
+            rebuilt = decode_value(value.payload, [in_one_piece(buffer) for buffer in value.buffers])
         except Exception:  # whatever user code raises there
             continue
         if type(rebuilt) is type(error):

@@ -37,8 +37,8 @@ class Group:
         self._members: list[ActorHandle] = []
         """Those that have not ended, in the order of joining."""
         self._is_over = False
-        self.failure: ActorDied | None = None
-        """The death that was one too many."""
+        self.failure: BaseException | None = None
+        """The death that was one too many, or why an actor could not be started at all."""
 
     def add(self, cls: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> Proxy:
         """Start an actor that belongs to the group: `group.add(Simulator, "pong")` instead of `Simulator("pong")`.
@@ -86,6 +86,11 @@ class Group:
                 other.start_again(restart, f"it is started again, because {actor.name} has died")
         return restart
 
+    def never_started(self, actor: Supervised, error: BaseException) -> None:
+        """Starting it again would not help: fail, unless something else was first."""
+        if self.failure is None:
+            self._fail_with(error)
+
     def why_spent(self) -> str:
         """For people."""
         why = self._budget.why_spent()
@@ -125,9 +130,12 @@ class Group:
         await member.wait_gone()
 
     def _fail(self, actor: ActorHandle, death: ActorExited) -> None:
-        self._is_over = True
         reason = f"its group {self._budget.why_spent()}: {death.reason}" if self._budget.why_spent() else death.reason
-        self.failure = ActorDied(actor.name, reason, death.exit_code, death.signal, death.log_tail)
+        self._fail_with(ActorDied(actor.name, reason, death.exit_code, death.signal, death.log_tail))
+
+    def _fail_with(self, error: BaseException) -> None:
+        self._is_over = True
+        self.failure = error
         self._scope.cancel()
 
 
@@ -147,6 +155,9 @@ async def supervise(
     The end of the block ends its actors: they are closed, with 5 s for what was called before, or killed if an
     exception ends it; those of "rest_for_one" one after another, the last one first.
 
+    An actor that cannot be started at all, because its first constructor raises or because no machine could take it,
+    cancels the block too; that exception leaves it.
+
     Raises:
         TypeError, ValueError: an argument that makes no sense.
         ActorDied: see `max_restarts`. Not in an exception group.
@@ -161,7 +172,7 @@ async def supervise(
             yield group
             is_clean = True
         except BaseException as error:
-            if group.failure is not None and _is_a_death(error):
+            if group.failure is not None and error is not group.failure and _is_a_death(error):
                 raise group.failure from error
             raise
         finally:

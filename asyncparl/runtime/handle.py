@@ -11,7 +11,7 @@ import os
 from typing import Any, Protocol
 
 from asyncparl.errors import CallFate, NotConnectedError, SerializationError
-from asyncparl.protocol.link import LinkCore
+from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES, LinkCore
 from asyncparl.protocol.values import Encoded
 from asyncparl.runtime.call import Call, failed_call, make_call
 from asyncparl.runtime.call_values import encode_argument
@@ -74,13 +74,20 @@ class LinkedHandle:
     """An object behind a link of its own. Calls may be made before the link is connected: they wait in it."""
 
     def __init__(
-        self, name: str, *, callee: Callee | None, process_id: str, main_names: frozenset[str] | None = None
+        self,
+        name: str,
+        *,
+        callee: Callee | None,
+        process_id: str,
+        main_names: frozenset[str] | None = None,
+        max_value_bytes: int | None = DEFAULT_MAX_VALUE_BYTES,
     ) -> None:
         """`main_names`: what the object's process finds in its `__main__`; None: all of ours."""
         self.name = name
         self._callee = callee
         self._process_id = process_id
         self._main_names = main_names
+        self._max_value_bytes = max_value_bytes
         self._link = self._new_link()
         self.loop = self._link.loop
         self.call_timeout_s: float | None = None
@@ -135,7 +142,12 @@ class LinkedHandle:
         return make_call(self._link, name, kind, target, value, credit=credit, object_id=object_id, timeout_s=timeout_s)
 
     def _new_link(self) -> Link:
-        core = LinkCore(name=self.name, pid=os.getpid(), process_id=self._process_id)
+        core = LinkCore(
+            name=self.name,
+            pid=os.getpid(),
+            process_id=self._process_id,
+            max_value_bytes=self._max_value_bytes,
+        )
         return Link(core, self._callee)
 
     def _why_dead(self, fate: CallFate) -> BaseException:

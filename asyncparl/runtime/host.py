@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import threading
 import traceback
 from collections.abc import AsyncGenerator, Generator
@@ -378,6 +379,12 @@ class ActorHost:
                     self._executor.submit(partial(_raise, stop))
                 else:
                     self._exit(link, call.call_id, stop)
+            except trio.Cancelled:
+                if trio.current_effective_deadline() == -math.inf:
+                    raise
+                # Else it is of a scope that has nothing to do with this call. Trio would take it for the end of ours.
+                stray = RuntimeError("the method raised a trio.Cancelled that it had caught elsewhere")
+                self._answer_error(link, call.call_id, stray)
             finally:
                 self._async_figures.end(key)
         if self._scopes.pop(key).cancelled_caught:

@@ -23,6 +23,7 @@ class _Log:
     name: str
     path: Path
     grown: trio.Event
+    public_name: str
     is_running: bool = True
 
 
@@ -33,15 +34,15 @@ class LogStore:
         self._directory = directory
         self._logs: dict[str, _Log] = {}
 
-    def open(self, actor_id: str, name: str) -> None:
-        """Start the log of an actor.
+    def open(self, actor_id: str, name: str, public_name: str = "") -> None:
+        """Start the log of an actor. `public_name`: by which `get_actor` finds it.
 
         Raises:
             OSError: the file cannot be made.
         """
         path = self._directory / f"{actor_id}.log"
         path.touch()
-        self._logs[actor_id] = _Log(actor_id, name, path, trio.Event())
+        self._logs[actor_id] = _Log(actor_id, name, path, trio.Event(), public_name)
         self._forget_oldest()
 
     def append(self, actor_id: str, lines: list[str]) -> None:
@@ -71,7 +72,10 @@ class LogStore:
 
     def infos(self) -> list[LogInfo]:
         """All logs, oldest first."""
-        return [LogInfo(log.actor_id, log.name, _size(log.path), log.is_running) for log in self._logs.values()]
+        return [
+            LogInfo(log.actor_id, log.name, _size(log.path), log.is_running, log.public_name)
+            for log in self._logs.values()
+        ]
 
     async def read(self, actor_id: str, num_lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         """The last lines, then, to `follow`, what is added until the actor has ended.

@@ -9,6 +9,8 @@ import trio
 from asyncparl.runtime.activity import WaitingCall, awaited_calls
 
 _MAX_PAUSE_S = 5.0
+_SHORT_S = 10.0
+"""Below that, tenths of a second say something."""
 
 _log = logging.getLogger("asyncparl")
 
@@ -22,9 +24,9 @@ async def warn_of_long_waits(after_s: float) -> None:
         for call in sorted(long - told, key=lambda call: call.since):
             actor, _, method = call.name.rpartition(".")
             _log.warning(
-                "asyncparl: %s has been waited for for %.0f s",
+                "asyncparl: %s has been waited for for %s s",
                 call.name,
-                call.age_s,
+                f"{call.age_s:.1f}" if after_s < _SHORT_S else f"{call.age_s:.0f}",
                 extra={"actor": actor, "method": method, "waited_s": call.age_s},
             )
         told = long

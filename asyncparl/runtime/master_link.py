@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, AuthenticationError, ResourceError
-from asyncparl.protocol.control import decode_answer, encode_control
+from asyncparl.protocol.control import MAX_CONTROL_BYTES, decode_answer, encode_control
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.master_messages import MasterRequest
 from asyncparl.protocol.messages import CallKind
@@ -33,6 +33,13 @@ _AS_WORDS = Reading(decode_answer, rebuild_described)
 
 class MasterLost(ResourceError):
     """The link to the master ended before it answered."""
+
+
+def no_master(address: str, error: OSError) -> ResourceError:
+    """What is said where a master cannot be dialed."""
+    by_system = error.errno is not None and error.errno > 0  # names that do not exist have numbers of their own
+    why = os.strerror(error.errno or 0) if by_system else error.strerror or str(error)
+    return ResourceError(f"no master answers at {address.removeprefix('tcp://')}: {why}")
 
 
 class MasterLink:
@@ -95,7 +102,7 @@ class MasterLink:
 
     async def _use(self, channel: Channel) -> str:
         """Until the link is lost; why."""
-        link = Link(LinkCore(name=self._name, pid=os.getpid()))
+        link = Link(LinkCore(name=self._name, pid=os.getpid(), max_value_bytes=MAX_CONTROL_BYTES))
         link.attach(channel)
         refusals: list[AsyncparlError] = []
         try:

@@ -50,6 +50,7 @@ from asyncparl.transport.base import Channel
 
 MAX_CODE_BYTES = 2 << 30
 """What the packages of all programs may take on a node's disk."""
+_OWNER_ENDED = "its owner has ended, or has lost it"
 
 
 class Node:
@@ -143,7 +144,7 @@ class Node:
             driver.is_gone = True
         self._log.info("program disconnected", program=driver.driver_id)
         self._actors.driver_left(driver)
-        await self._workers.stop_owned_by(driver.number, LINK_LOST_GRACE_S)
+        await self._workers.stop_owned_by(driver.number, LINK_LOST_GRACE_S, _OWNER_ENDED)
         await driver.wait_idle()  # detached actors go on, in the folder of the job
         if driver.job is not None:
             await driver.job.close()
@@ -179,7 +180,7 @@ class Node:
 
     async def _shut_down(self, driver: ConnectedDriver, grace_s: float) -> None:
         if self._config.secret:
-            await self._workers.stop_owned_by(driver.number, grace_s)
+            await self._workers.stop_owned_by(driver.number, grace_s, _OWNER_ENDED)
         else:  # the cluster is the program's own: detached actors end with it
             await self._workers.stop_all(grace_s, "its cluster has ended", is_final=True)
             self.over.set()

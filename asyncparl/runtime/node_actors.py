@@ -126,7 +126,7 @@ class NodeActors:
 
     def _enter(self, lease: Lease, name: str) -> None:
         if self._config.logs is not None:
-            self._config.logs.open(lease.actor_id, name)
+            self._config.logs.open(lease.actor_id, name, lease.title.public_name)
         self._log.info("actor starts", actor=name, id=lease.actor_id, restarts=lease.title.num_restarts)
         self.lookout.begins(lease.actor_id)
         self._leases[lease.actor_id] = lease

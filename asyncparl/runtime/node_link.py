@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
-from asyncparl.protocol.control import ACTOR_ROUTE, SILENCE_LIMIT_S
+from asyncparl.protocol.control import ACTOR_ROUTE, MAX_CONTROL_BYTES, SILENCE_LIMIT_S
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.liveness import Liveness
 from asyncparl.protocol.node_messages import (
@@ -51,7 +51,7 @@ class NodeLink:
         self.way = way
         self._program = program
         self._on_event = on_event
-        self._link = Link(LinkCore(name="driver", pid=os.getpid()))
+        self._link = Link(LinkCore(name="driver", pid=os.getpid(), max_value_bytes=MAX_CONTROL_BYTES))
         self._job_wanted = trio.Event()
         self._reached = trio.Event()
         self._ready = trio.Event()

@@ -16,6 +16,7 @@ any thread: making the call, asking whether it has ended, waiting for it, taking
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -184,6 +185,13 @@ class Pending:
     @property
     def is_settled(self) -> bool:
         return self.answer is not None or self.error is not None or self.value is not UNSET
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it certainly has no result; that one cannot be read shows when it is."""
+        answer = self.answer
+        is_no_result = answer is not None and not isinstance(answer.message, Returned)
+        return is_no_result or self.error is not None or self.streams
 
     def describe(self) -> WaitingCall:
         """For people who ask what goes on."""
@@ -376,6 +384,22 @@ class Pending:
         watchers, self.watchers = self.watchers, []
         for watcher in watchers:
             watcher()
+
+
+def deadline_after(timeout: float | None) -> float | None:
+    """When a wait ends that may last so many seconds, by the clock of `time.monotonic`; None: it may last for ever.
+
+    Raises:
+        TypeError: that is no number.
+        ValueError: it is not a number (NaN).
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds or None (no limit), not {timeout!r}")
+    if math.isnan(timeout):
+        raise ValueError("timeout must be a number of seconds or None (no limit), not NaN")
+    return time.monotonic() + timeout
 
 
 def seconds_until(deadline: float | None) -> float:

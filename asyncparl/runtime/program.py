@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import trio
 
+from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES
 from asyncparl.protocol.node_messages import Job
 from asyncparl.runtime.code.pack import Package, check_files, pack
 from asyncparl.runtime.code.roots import find_roots
@@ -27,6 +28,7 @@ class Program:
         start_method: str | None,
         files: Sequence[str] = (),
         encrypt: bool = False,
+        max_value_bytes: int | None = DEFAULT_MAX_VALUE_BYTES,
         main: tuple[str | None, str | None] | None = None,
         job: Job | None = None,
     ) -> None:
@@ -36,6 +38,8 @@ class Program:
         self._main_path, self._main_module = main or describe_main()
         self._job = job
         self._encrypt = encrypt
+        self.max_value_bytes = max_value_bytes
+        """The largest value that its processes send and take; None: there is no limit but memory."""
         if preload is None:
             preload = [name for name in PRELOADABLE if name in sys.modules]
         self._preload = list(preload)
@@ -48,7 +52,14 @@ class Program:
     @classmethod
     def of_worker(cls, job: Job, main: tuple[str | None, str | None]) -> Program:
         """The program that an actor belongs to, for the actors that it starts."""
-        return cls(preload=job.preload, start_method=job.start_method, encrypt=job.encrypt, main=main, job=job)
+        return cls(
+            preload=job.preload,
+            start_method=job.start_method,
+            encrypt=job.encrypt,
+            max_value_bytes=job.max_value_bytes,
+            main=main,
+            job=job,
+        )
 
     @property
     def main_names(self) -> frozenset[str] | None:
@@ -70,6 +81,7 @@ class Program:
             start_method=self._start_method,
             cwd=os.getcwd(),
             encrypt=self._encrypt,
+            max_value_bytes=self.max_value_bytes,
         )
 
     async def shipped_job(self) -> tuple[Job, Package]:
@@ -90,6 +102,7 @@ class Program:
             start_method=self._start_method,
             code=self._package.digest,
             encrypt=self._encrypt,
+            max_value_bytes=self.max_value_bytes,
         )
         return job, self._package
 

@@ -51,6 +51,9 @@ class Proxy:
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a remote attribute is set with `await asyncparl.set_attribute(actor, {name!r}, value)`")
 
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a remote attribute cannot be deleted: give its class a method that deletes {name!r}")
+
     async def __aenter__(self) -> Self:
         await self._handle.wait_created()
         return self
@@ -203,8 +206,13 @@ def expose(thing: object, *, max_concurrency: int = 1) -> Proxy:
 
     Raises:
         NotConnectedError: no `asyncparl.connect()` block is open.
+        TypeError: a proxy or a call, which are of other processes.
         TypeError, ValueError: `max_concurrency` is no whole number of 1 or more.
     """
+    if isinstance(thing, Proxy):
+        raise TypeError(f"{thing!r} can be called by others already: pass it on as it is")
+    if isinstance(thing, (Call, RemoteMember)):
+        raise TypeError(f"{thing!r} cannot be exposed: await it, and expose what it gives")
     check_concurrency(max_concurrency)
     session = current_session("expose(...)")
     return Proxy(session.expose(thing, max_concurrency))
@@ -244,6 +252,8 @@ async def close(actor: Proxy) -> None:
 
 async def kill(actor: Proxy) -> None:
     """End an actor at once, whatever it is doing. Returns when its process has ended.
+
+    A detached actor of which this program has lost sight, with its node, is ended by the master, a moment later.
 
     Raises:
         TypeError: that is no actor.

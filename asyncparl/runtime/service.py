@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import importlib
-import os
-import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import trio
 
-from asyncparl.errors import AsyncparlError, ResourceError
+from asyncparl.errors import AsyncparlError
 from asyncparl.ids import new_node_id
-from asyncparl.machine import host_identity, usable_cpus, usable_memory_bytes, visible_gpus
+from asyncparl.machine import host_identity, own_address, usable_cpus, usable_memory_bytes, visible_gpus
+from asyncparl.protocol.control import MAX_CONTROL_BYTES
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, check_capacity
 from asyncparl.runtime.code.store import CodeStore
@@ -33,8 +29,10 @@ from asyncparl.runtime.link import MAX_MESSAGE_BYTES
 from asyncparl.runtime.log import Log, Silence
 from asyncparl.runtime.logs import LogStore
 from asyncparl.runtime.master import Master, key_of
+from asyncparl.runtime.master_link import no_master
 from asyncparl.runtime.node import MAX_CODE_BYTES, Node
 from asyncparl.runtime.node_config import NodeConfig
+from asyncparl.runtime.node_folder import node_folder
 from asyncparl.runtime.state import create_secrets, find_secret, state_folder
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.workers import WorkerPool
@@ -42,10 +40,6 @@ from asyncparl.runtime.zygote_client import ZygoteKind
 from asyncparl.transport import Channel, Credentials, Listener, dial, listen, open_tunnel
 from asyncparl.transport.addresses import TcpAddress, parse_dialable
 
-MAX_CONTROL_BYTES = 16 << 20
-"""Of one message to or from a master: it carries no data."""
-_FOLDER_PREFIX = "asyncparl-node-"
-_LOCK = "lock"
 _CERTIFICATE = "asyncparl.transport.certificate"
 """Slow to import, so not when the first encrypted connection waits for it."""
 
@@ -132,7 +126,7 @@ async def serve_node(
     preload = (*options.preload, _CERTIFICATE)
     importlib.import_module(_CERTIFICATE)
     credentials = Credentials("node", secret)
-    with _node_folder() as directory, contextlib.ExitStack() as stack:
+    with node_folder() as directory, contextlib.ExitStack() as stack:
         nodes: list[Node] = []
         keys = lambda key_id: nodes[0].key(key_id) if nodes else None  # noqa: E731  # the node is made below
         remote = stack.enter_context(_listen_anywhere(options.listen, keys))
@@ -161,7 +155,7 @@ async def serve_node(
         )
         failures: list[Exception] = []
         async with trio.open_nursery() as nursery:
-            pool = WorkerPool(nursery)
+            pool = WorkerPool(nursery, directory)
             try:
                 pool.warm(ZygoteKind("fork", preload, tuple(filter(None, sys.path))))
                 nursery.start_soon(pool.run)
@@ -190,7 +184,7 @@ async def _keep_failure(
         failures.append(error)
         scope.cancel()
     except OSError as error:
-        failures.append(ResourceError(f"no master answers at {master.host}:{master.port}: {error}"))
+        failures.append(no_master(str(TcpAddress(master.host, master.port)), error))
         scope.cancel()
 
 
@@ -211,37 +205,6 @@ async def _first_of(*events: trio.Event) -> None:
 
         for event in events:
             nursery.start_soon(wait, event)
-
-
-@contextlib.contextmanager
-def _node_folder() -> Iterator[str]:
-    """For socket files and logs. Short, because the path of a socket file must be; only we may enter it."""
-    _sweep_folders()
-    directory, lock = _new_folder()
-    try:
-        with lock:
-            yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _new_folder() -> tuple[str, TextIO]:
-    """An empty folder, and its lock, which we hold."""
-    while True:
-        directory = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
-        lock = open(f"{directory}/{_LOCK}", "w")  # noqa: SIM115 - kept by the caller
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(lock.name):
-            return directory, lock
-        lock.close()  # another node that was starting has swept it before we had the lock
-
-
-def _sweep_folders() -> None:
-    """Remove what nodes of this user left that were killed: nobody holds its lock."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
-        with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _listen_anywhere(where: str, keys: Callable[[str], bytes | None]) -> Listener:
@@ -266,23 +229,12 @@ def _advertised(advertise: str, listening_at: str, master: TcpAddress) -> list[s
         return [str(parse_dialable(address))]
     if host.strip("[]") not in ("::", "0.0.0.0"):
         return [listening_at]
-    hosts = filter(None, map(_own_address, (master.host, _ELSEWHERE, _ELSEWHERE_6)))
+    hosts = filter(None, map(own_address, (master.host, _ELSEWHERE, _ELSEWHERE_6)))
     return [str(TcpAddress(host, int(port))) for host in dict.fromkeys(hosts)]
 
 
 # Addresses that belong to nobody: the system says which of ours it would use, and sends nothing.
 _ELSEWHERE, _ELSEWHERE_6 = "192.0.2.1", "2001:db8::1"
-
-
-def _own_address(towards: str) -> str | None:
-    """Which of this machine's addresses the system would use towards another one."""
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
 
 
 def _has_port(text: str) -> bool:

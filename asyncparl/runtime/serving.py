@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import CallCancelled, ProtocolError
-from asyncparl.protocol.control import Answer, decode_request, encode_control
+from asyncparl.protocol.control import MAX_CONTROL_BYTES, Answer, decode_request, encode_control
 from asyncparl.protocol.link import CallArrived, LinkCore
 from asyncparl.protocol.messages import Call, CallKind
 from asyncparl.protocol.values import NOTHING
@@ -111,7 +111,7 @@ class RequestServer:
 
     async def serve(self, channel: Channel, peer: Peer) -> str:
         """Serve one link until it is lost; returns why. Its requests are cancelled then."""
-        link = peer.link = Link(LinkCore(name=self._name, pid=os.getpid()), self)
+        link = peer.link = Link(LinkCore(name=self._name, pid=os.getpid(), max_value_bytes=MAX_CONTROL_BYTES), self)
         self._peers[link] = peer
         try:
             link.attach(channel)

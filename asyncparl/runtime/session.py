@@ -42,7 +42,7 @@ from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.handle import Handle
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
-from asyncparl.runtime.master_link import MasterLink, MasterLost, ask
+from asyncparl.runtime.master_link import MasterLink, MasterLost, ask, no_master
 from asyncparl.runtime.node_link import NodeLink
 from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.options import ActorOptions
@@ -103,6 +103,7 @@ class Session:
         self.own_reference = identity.own_reference
         self.main_names = program.main_names
         """What actors find in `__main__`; the rest of it travels as code. None: all of it."""
+        self.max_value_bytes = program.max_value_bytes
         self._identity = identity
         self._program = program
         self._master_address = master_address
@@ -337,7 +338,7 @@ class Session:
             except AsyncparlError as error:
                 self._failure = error
             except OSError as error:
-                self._failure = ResourceError(f"no master answers at {self._master_address}: {error}")
+                self._failure = no_master(self._master_address, error)
             nursery.cancel_scope.cancel()
         joined.set()
         self._over = self._over or str(self._failure)

@@ -28,10 +28,16 @@ go on (SIGCONT) where something must end: at SIGKILL, when its socket is closed,
 
 from __future__ import annotations
 
+import signal
+
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code of a worker that SIGTERM has ended: for it, it is an exception, so that `finally` gets its chance."""
 ASK_LIMIT_S = 5.0
 """What was called before may take so long, at the end of a group."""
 EXIT_LIMIT_S = 5.0
 """For a worker that has answered everything: its `atexit` functions run."""
+LAST_ANSWERS_PAUSE_S = 1.0
+"""A worker that exits by itself waits for its large answers to be taken, as long as something moves so often."""
 CLOSE_GRACE_S = 1.0
 SESSION_GRACE_S = 1.0
 SESSION_LIMIT_S = 10.0

@@ -52,6 +52,9 @@ class Supervisor(Protocol):
     def died(self, actor: Supervised, death: ActorExited) -> Restart | None:
         """Its process has ended, and nobody wanted that. None: it stays dead, and `why_spent` says why."""
 
+    def never_started(self, actor: Supervised, error: BaseException) -> None:
+        """It has no object and will have none: its first constructor failed, or there is no place for it."""
+
     def why_spent(self) -> str:
         """For people; may be empty."""
 
@@ -71,6 +74,9 @@ class LoneSupervisor:
     def died(self, actor: Supervised, death: ActorExited) -> Restart | None:
         """As long as there is budget."""
         return restart_after(self._budget.died(trio.current_time()), [actor])
+
+    def never_started(self, actor: Supervised, error: BaseException) -> None:
+        """Its callers are told."""
 
     def why_spent(self) -> str:
         """For people."""

@@ -30,18 +30,18 @@ from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.figures import ASK_FIGURES
 from asyncparl.runtime.host import ActorHost
+from asyncparl.runtime.last_answers import LastAnswers
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.main_module import install_lazy_main
 from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.references import Reference
 from asyncparl.runtime.session import Identity, Session, process_session
+from asyncparl.runtime.stopping import TERMINATED
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
 from asyncparl.transport import Admission, Credentials, listen, open_admitted
 from asyncparl.transport.base import Channel
-
-TERMINATED = 128 + signal.SIGTERM
 
 
 def run_worker(fork: Fork, *, control_fd: int) -> int:
@@ -61,19 +61,22 @@ def run_worker(fork: Fork, *, control_fd: int) -> int:
 
 
 def _work(fork: Fork, control_fd: int) -> int:
+    executor, last_answers = Executor(), LastAnswers()
     try:
         with _telling_why_not(control_fd):
             _settle_in(fork)
-        executor = Executor()
-        arguments = (fork, control_fd, executor, WorkerTeller(fork.name))
+        arguments = (fork, control_fd, executor, last_answers, WorkerTeller(fork.name))
         threading.Thread(target=_run_loop, args=arguments, name="asyncparl-loop", daemon=True).start()
         executor.run()
-        return 0
+        exit_code = 0
     except SystemExit as stop:
-        return _exit_code(stop)
+        exit_code = _exit_code(stop)
     except BaseException:
         traceback.print_exc()
-        return 1
+        exit_code = 1
+    if exit_code != TERMINATED:  # whoever sends SIGTERM waits for no answer
+        last_answers.wait_taken()
+    return exit_code
 
 
 @contextlib.contextmanager
@@ -131,9 +134,9 @@ def _end_already(_number: int, _frame: FrameType | None) -> None:
     """Not SIG_IGN: programs that the actor starts meanwhile would inherit that."""
 
 
-def _run_loop(fork: Fork, control_fd: int, executor: Executor, teller: WorkerTeller) -> None:
+def _run_loop(fork: Fork, control_fd: int, executor: Executor, last_answers: LastAnswers, teller: WorkerTeller) -> None:
     try:
-        trio.run(_serve, fork, control_fd, executor, teller)
+        trio.run(_serve, fork, control_fd, executor, last_answers, teller)
     except BaseException:
         # Without its loop the actor can neither hear nor answer.
         traceback.print_exc()
@@ -141,7 +144,9 @@ def _run_loop(fork: Fork, control_fd: int, executor: Executor, teller: WorkerTel
         os._exit(1)
 
 
-async def _serve(fork: Fork, control_fd: int, executor: Executor, teller: WorkerTeller) -> None:
+async def _serve(
+    fork: Fork, control_fd: int, executor: Executor, last_answers: LastAnswers, teller: WorkerTeller
+) -> None:
     control = socket.socket(fileno=control_fd)
     control.setblocking(False)
     with _telling_why_not(control_fd):  # a full disk, say
@@ -150,7 +155,7 @@ async def _serve(fork: Fork, control_fd: int, executor: Executor, teller: Worker
     async with trio.open_nursery() as nursery:
         nursery.start_soon(teller.run)
         await trio.lowlevel.wait_readable(control)
-        worker = _Worker(fork, decode_pass(control.recv(MAX_PACKET_BYTES)), executor, nursery)
+        worker = _Worker(fork, decode_pass(control.recv(MAX_PACKET_BYTES)), executor, nursery, last_answers)
         nursery.start_soon(_take_handed_over, control, worker)
         with process_session(worker.session):
             async for visitor in visitors(listener):  # callers on this machine dial our own socket file
@@ -178,11 +183,19 @@ async def _take_handed_over(control: socket.socket, worker: _Worker) -> None:
 class _Worker:
     """What the links of this process share: the actor, and the session by which it uses others."""
 
-    def __init__(self, fork: Fork, worker_pass: WorkerPass, executor: Executor, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        fork: Fork,
+        worker_pass: WorkerPass,
+        executor: Executor,
+        nursery: trio.Nursery,
+        last_answers: LastAnswers,
+    ) -> None:
         self.nursery = nursery
         self._fork = fork
         self._pass = worker_pass
         self._executor = executor
+        self._last_answers = last_answers
         self._loop = EventLoop()
         self._objects = Objects(fork.actor_id, worker_pass.num_restarts)
         note = f"raised in {fork.name} (pid {os.getpid()})"
@@ -205,10 +218,16 @@ class _Worker:
             sys.stderr.write(f"asyncparl: a caller cannot be served: {error}\n")
             return
         callee = _Callee(self._objects)
-        core = LinkCore(name=self._fork.name, pid=os.getpid(), process_id=self._fork.actor_id)
+        core = LinkCore(
+            name=self._fork.name,
+            pid=os.getpid(),
+            process_id=self._fork.actor_id,
+            max_value_bytes=self._pass.job.max_value_bytes,
+        )
         link = Link(core, callee)
-        link.attach(channel)
-        await link.run()
+        with self._last_answers.of(link):
+            link.attach(channel)
+            await link.run()
         link.lose(lambda fate: ActorDied("the program that exposed the object", "its link was lost", fate=fate))
         self._objects.link_lost(link)
         if callee.closing:

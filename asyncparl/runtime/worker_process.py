@@ -19,6 +19,7 @@ from asyncparl.protocol.membership import Member
 from asyncparl.protocol.node_messages import ActorExited, ActorOutput
 from asyncparl.runtime import zygote
 from asyncparl.runtime.output import OutputReader
+from asyncparl.runtime.stopping import TERMINATED
 from asyncparl.runtime.worker_figures import ask_one
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, encode_pass
 from asyncparl.runtime.zygote_client import ZygoteClient, ZygoteKind
@@ -156,6 +157,8 @@ class Worker:
             return "killed by SIGKILL; asyncparl did not do it"
         if self.signal is not None:
             return f"killed by {_signal_name(self.signal)}"
+        if self.exit_code == TERMINATED:
+            return "ended by SIGTERM" if self.was_signalled else "ended by SIGTERM; asyncparl did not send it"
         return f"its process exited with code {self.exit_code}"
 
     def report(self) -> ActorExited:

@@ -36,8 +36,10 @@ _LOOK_AT_MEMORY_S = 1.0
 class WorkerPool:
     """All workers of this node. `run` must be running; `close` ends whatever is left."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, folder: str = "") -> None:
+        """`folder`: that of the node, which its zygotes remove if the node is killed."""
         self._nursery = nursery
+        self._folder = folder
         self._membership = Membership()
         self._workers: dict[str, Worker] = {}
         self._zygotes: dict[ZygoteKind, ZygoteClient] = {}
@@ -101,11 +103,12 @@ class WorkerPool:
                 await worker.send_signal(signal.SIGTERM)
         await worker.reported.wait()
 
-    async def stop_owned_by(self, owner: int, grace_s: float) -> None:
-        """Stop every worker of one driver."""
+    async def stop_owned_by(self, owner: int, grace_s: float, reason: str) -> None:
+        """Stop every worker of one driver; their reports say why."""
         async with trio.open_nursery() as nursery:
             for member in self._membership.owned_by(owner):
                 if (worker := self._workers.get(member.actor_id)) is not None and not worker.spec.is_detached:
+                    worker.failure = worker.failure or reason
                     nursery.start_soon(self.stop, member.actor_id, grace_s)
 
     async def stop_all(self, grace_s: float, reason: str, *, is_final: bool = False) -> None:
@@ -184,7 +187,7 @@ class WorkerPool:
         client = self._zygotes.get(kind)
         if client is None:
             self._make_room()
-            client = self._zygotes[kind] = ZygoteClient(kind)
+            client = self._zygotes[kind] = ZygoteClient(kind, self._folder)
             self._nursery.start_soon(self._follow_zygote, client)
         return client
 

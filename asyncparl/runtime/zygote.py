@@ -25,10 +25,12 @@ import socket
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from asyncparl.runtime.node_folder import sweep
 from asyncparl.runtime.signals import ignore_dump_signal
 
 MAX_PACKET_BYTES = 1 << 17
@@ -47,6 +49,8 @@ class ZygoteSetup(msgspec.Struct, frozen=True):
     sys_path: list[str]
     preload: list[str]
     start_method: str
+    folder: str = ""
+    """Of the node, which may be killed before it can remove it."""
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -300,3 +304,5 @@ def main() -> None:
         # A collection in a worker would write to every page that it shares with us.
         gc.freeze()
     zygote.serve()
+    if setup.folder:
+        sweep(Path(setup.folder))

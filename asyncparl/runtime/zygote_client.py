@@ -31,11 +31,12 @@ class ZygoteKind(NamedTuple):
 class ZygoteClient:
     """A zygote as the node sees it."""
 
-    def __init__(self, kind: ZygoteKind) -> None:
+    def __init__(self, kind: ZygoteKind, folder: str = "") -> None:
+        """`folder`: that of the node, which the zygote removes if the node was killed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
         environ = {**without_secrets(os.environ), **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
-        setup = zygote.ZygoteSetup(theirs.fileno(), list(kind.sys_path), list(kind.preload), kind.start_method)
+        setup = zygote.ZygoteSetup(theirs.fileno(), list(kind.sys_path), list(kind.preload), kind.start_method, folder)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _RUN_ZYGOTE, msgspec.json.encode(setup).decode()],
             stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ import pytest
 
 from asyncparl.training import TrainingConfig
 from benchmarks import scaling
-from benchmarks.scaling import Inputs, Setup, count_until, simulate, single_frame_bytes, tables
+from benchmarks.scaling import Inputs, Setup, count_until, simulate, stacked_bytes, tables
 
 CONFIG = TrainingConfig(env="pong", precision="bf16")
 STEPS = CONFIG.unroll_length * CONFIG.envs_per_actor
@@ -25,7 +25,7 @@ def test_the_document_has_the_tables_that_follow_from_the_figures() -> None:
 
 
 def test_a_frame_that_is_sent_once_is_not_sent_four_times() -> None:
-    saved = scaling.rollout_bytes(CONFIG) - single_frame_bytes(CONFIG)
+    saved = stacked_bytes(CONFIG) - scaling.rollout_bytes(CONFIG)
     # Four frames for each of 21 observations, against 24 different ones.
     assert saved == (4 * 21 - 24) * 84 * 84 * CONFIG.envs_per_actor
 

@@ -82,10 +82,10 @@ def test_pong_is_trained_on_remote_actors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_cleanly_and_the_run_can_go_on(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "learners"), [(signal.SIGINT, "1"), (signal.SIGTERM, "1"), (signal.SIGINT, "2")])
+def test_a_signal_stops_cleanly_and_the_run_can_go_on(number: signal.Signals, learners: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
+    arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run", "--learners", learners)
     with _started(*CATCH, *arguments, folder=tmp_path) as process:
         _wait_for(run_dir / "checkpoints", "checkpoint-*.pt", process)
         # Ctrl-C reaches the whole group of processes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from asyncparl.runtime.node_folder import LOCK
 from tests.cluster.clusters import Cluster, is_gone, node_of, skip_without_hosts, used_cpus, wait_used
 from tests.cluster.processes import Driver, until
 from tests.hosts import Host, Network
@@ -87,8 +89,20 @@ def test_a_killed_node_takes_its_actors_along(site: Site, driver: Driver) -> Non
         assert call.at() - start < 1
     print(f"a killed node was noticed after {calls[0].at() - start:.3f} s")
     until(lambda: all(is_gone(child.pid) for child in children), within_s=2)
+    folders = site.cluster.temporary.glob("asyncparl-node-*")
+    assert [folder for folder in folders if not _is_held(folder)] == []
     # It may come back, so it is not forgotten at once.
     assert node_of(driver.view(), "killed").state == "disconnected"
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether the node lives whose folder it is."""
+    with (folder / LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_a_node_whose_cable_is_cut_is_lost_and_comes_back_by_itself(site: Site, driver: Driver) -> None:

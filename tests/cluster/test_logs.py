@@ -66,6 +66,15 @@ def test_logs_are_read_by_name_and_by_id(site: Site) -> None:
     assert site.cluster.asyncparl("logs", "Probe#1", "-n", "1").stdout == "line 2 of a\n"
 
 
+def test_an_actor_that_has_a_name_of_its_own_is_listed_and_found_by_it(site: Site) -> None:
+    site.driver.create("a", name="critic")
+    site.driver.do("call", "a", "say", "a line")
+    site.driver.wait_written("a line")
+    assert site.cluster.asyncparl("logs", "critic").stdout == "a line\n"
+    for command in ("logs", "actors"):
+        assert any(line.startswith("Probe#1 (critic) ") for line in site.cluster.asyncparl(command).stdout.splitlines())
+
+
 def test_all_logs_are_listed(site: Site) -> None:
     site.driver.create("a", labels={"name": "two"})
     (actor_id,) = ids(site.driver).values()

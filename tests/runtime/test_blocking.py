@@ -97,6 +97,15 @@ def test_a_stream_is_only_a_few_items_ahead_and_ends_with_its_loop(cluster: bloc
         next(stream)
 
 
+@pytest.mark.parametrize("timeout", ["x", float("nan"), True])
+def test_a_timeout_that_is_no_number_is_one_clear_error(cluster: blocking.Cluster, timeout: Any) -> None:
+    call = Echo(0).add(1)
+    for wait in (call.result, lambda timeout: blocking.gather([call], timeout=timeout)):
+        with pytest.raises((TypeError, ValueError), match="timeout must be a number of seconds or None"):
+            wait(timeout)
+    assert call.result(timeout=LIMIT_S) == 1
+
+
 def test_a_stream_has_no_result_and_a_plain_call_no_items(cluster: blocking.Cluster) -> None:
     echo = Echo()
     with pytest.raises(TypeError, match="use `for`"):

@@ -71,6 +71,16 @@ class Worker:
             self.log.append("raised")
             raise ValueError("instead")
 
+    async def raises_an_old_cancellation(self) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await trio.lowlevel.checkpoint()
+            except trio.Cancelled as error:
+                kept = error
+                raise
+        raise kept
+
     async def cancels_itself(self) -> str:
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -177,6 +187,14 @@ async def test_cancellation_and_nurseries_inside_of_a_method_are_its_own() -> No
         with pytest.raises(ExceptionGroup) as caught:
             await worker.fails_in_a_nursery()
         assert [str(part) for part in caught.value.exceptions] == ["in the nursery"]
+        assert await worker.echo("alive") == "alive"
+
+
+async def test_a_cancellation_that_was_kept_and_raised_again_is_an_error_of_that_call_only() -> None:
+    async with asyncparl.connect():
+        worker = Worker()
+        with trio.fail_after(LIMIT_S), pytest.raises(RuntimeError, match=r"raised a trio\.Cancelled"):
+            await worker.raises_an_old_cancellation()
         assert await worker.echo("alive") == "alive"
 
 

@@ -330,7 +330,7 @@ async def test_calls_that_are_waited_for_for_long_are_warned_of_once_if_the_prog
         assert forgotten.done()
     [record] = caplog.records
     assert (record.name, record.levelno) == ("asyncparl", logging.WARNING)
-    assert record.getMessage().startswith("asyncparl: Slow#1.nap has been waited for for 1 s")
+    assert record.getMessage().startswith("asyncparl: Slow#1.nap has been waited for for 1.")
     assert (record.actor, record.method) == ("Slow#1", "nap")  # type: ignore[attr-defined]
     assert record.waited_s > 1.0  # type: ignore[attr-defined]
 

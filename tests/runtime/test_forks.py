@@ -123,5 +123,5 @@ def test_in_a_forked_child_everything_of_its_parent_is_a_clear_error_and_nothing
         assert "needs a cluster" in said.pop(name)
     for name in CANNOT_CONNECT:
         text = said.pop(name)
-        assert text.startswith("ResourceError: this process was forked from one that used NNG") and "spawn" in text
+        assert text.startswith("ResourceError: this process was forked from one that had channels") and "spawn" in text
     assert not said

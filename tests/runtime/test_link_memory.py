@@ -14,7 +14,16 @@ import trio
 from asyncparl.errors import CallFate
 from asyncparl.protocol.frames import Lent, encode_frame
 from asyncparl.protocol.link import CallArrived, LinkCore
-from asyncparl.protocol.messages import Call, CallKind, GiveBack, Hello, Message, Returned, SharesMemory
+from asyncparl.protocol.messages import (
+    PROTOCOL_VERSION,
+    Call,
+    CallKind,
+    GiveBack,
+    Hello,
+    Message,
+    Returned,
+    SharesMemory,
+)
 from asyncparl.protocol.values import decode_value, encode_value
 from asyncparl.runtime.call import make_call
 from asyncparl.runtime.lending import MIN_LENT_BYTES
@@ -145,7 +154,7 @@ async def test_who_lies_about_memory_loses_the_link_and_nothing_else(lie: str, i
     cable = MemoryLink(8, LIMIT, ROOM if is_shared else 0)
     left = Link(LinkCore(name="left"))
     left.attach(cable.dialer)
-    cable.acceptor.send_nowait([_message(Hello(1, 8, "liar", 0)), _message(SharesMemory())])
+    cable.acceptor.send_nowait([_message(Hello(PROTOCOL_VERSION, 8, "liar", 0)), _message(SharesMemory())])
     cable.acceptor.send_nowait([LIES[lie]()])
     with trio.fail_after(10):
         why = await left.run()

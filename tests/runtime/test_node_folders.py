@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncparl.runtime import service
+from asyncparl.runtime import node_folder as folders
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +22,14 @@ def test_a_node_that_starts_does_not_sweep_another_that_starts() -> None:
 
     def sweep_on_and_on() -> None:
         while not done.is_set():
-            service._sweep_folders()
+            [folders.sweep(folder) for folder in Path(tempfile.gettempdir()).iterdir()]
 
     sweepers = [threading.Thread(target=sweep_on_and_on) for _ in range(2)]
     for sweeper in sweepers:
         sweeper.start()
     try:
         for _ in range(200):
-            with service._node_folder() as folder:
+            with folders.node_folder() as folder:
                 assert os.path.isdir(folder)
     finally:
         done.set()
@@ -38,11 +38,11 @@ def test_a_node_that_starts_does_not_sweep_another_that_starts() -> None:
 
 
 def test_what_a_killed_node_left_is_swept_by_the_next_one(tmp_path: Path) -> None:
-    with service._node_folder() as living:
-        left = tmp_path / f"{service._FOLDER_PREFIX}killed"
+    with folders.node_folder() as living:
+        left = tmp_path / f"{folders.FOLDER_PREFIX}killed"
         left.mkdir()
-        (left / service._LOCK).touch()
-        with service._node_folder():
+        (left / folders.LOCK).touch()
+        with folders.node_folder():
             assert not left.exists()
             assert os.path.isdir(living)
     assert not list(tmp_path.iterdir())

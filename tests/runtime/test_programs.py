@@ -387,7 +387,7 @@ def test_forks_connect_for_themselves_and_so_does_who_has_made_them(tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = done.stdout.splitlines()
     assert lines == ["(1, 0) (1, 0)", "not connected", "parent"]
-    assert "ResourceError('this process was forked from one that used NNG" in last
+    assert "ResourceError('this process was forked from one that had channels" in last
 
 
 # --- what is seen of its actors -----------------------------------------------------------------------------------

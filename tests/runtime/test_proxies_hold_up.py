@@ -362,6 +362,22 @@ async def test_what_a_proxy_cannot_do_is_an_error_here() -> None:
         assert await odd.decorated() == "decorated"
 
 
+async def test_an_attribute_is_not_deleted_but_told_how_to_be() -> None:
+    async with asyncparl.connect():
+        odd: Any = Odd()
+        with pytest.raises(AttributeError, match=r"a remote attribute cannot be deleted: .* 'list'"):
+            del odd.list
+        assert await odd.list == [1, 2]
+
+
+async def test_what_is_of_another_process_is_not_exposed_again() -> None:
+    async with asyncparl.connect():
+        odd: Any = Odd()
+        for thing, hint in ((odd, "pass it on as it is"), (odd.decorated(), "await it"), (odd.list, "await it")):
+            with pytest.raises(TypeError, match=hint):
+                asyncparl.expose(thing)
+
+
 async def test_a_proxy_is_neither_awaited_nor_iterated_over() -> None:
     async with asyncparl.connect():
         odd: Any = Odd()

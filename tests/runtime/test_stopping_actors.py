@@ -71,6 +71,7 @@ async def test_a_second_sigterm_interrupts_nothing_that_the_first_has_begun(meth
         with pytest.raises(asyncparl.ActorDied) as caught:
             await call
         assert (caught.value.exit_code, caught.value.log_tail) == (128 + signal.SIGTERM, ())
+        assert caught.value.reason == "ended by SIGTERM; asyncparl did not send it"
         assert path.read_text() == "done"
 
 

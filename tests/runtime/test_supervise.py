@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,32 @@ async def test_an_error_of_the_block_itself_leaves_it_as_it_is() -> None:
                 await group.add(Echo).pid()
                 raise LookupError("mine")
         assert cluster.num_actors == 0
+
+
+@pytest.mark.parametrize("block", ["waits", "calls it", "ends at once"])
+async def test_an_actor_that_cannot_be_made_fails_the_block_with_what_its_constructor_raised(
+    block: str, tmp_path: Path
+) -> None:
+    async with asyncparl.connect() as cluster:
+        with trio.fail_after(20), pytest.raises(ValueError, match="no process 0") as caught:
+            async with asyncparl.supervise() as group:
+                await group.add(Echo).pid()
+                bad = group.add(Mortal, str(tmp_path / "diary"), fails_from=0)
+                if block == "calls it":
+                    await bad.pid()
+                elif block == "waits":
+                    await trio.sleep_forever()
+        assert "in __init__" in str(caught.value.__cause__)
+        assert (tmp_path / "diary").read_text().count("born") == 1
+        assert cluster.num_actors == 0
+
+
+async def test_an_actor_whose_arguments_cannot_travel_fails_the_block() -> None:
+    async with asyncparl.connect():
+        with trio.fail_after(20), pytest.raises(asyncparl.SerializationError, match="Echo"):
+            async with asyncparl.supervise() as group:
+                group.add(Echo, threading.Lock())
+                await trio.sleep_forever()
 
 
 async def test_an_inner_group_that_is_spent_fails_the_block_of_the_outer_one() -> None:

@@ -29,7 +29,7 @@ from asyncparl.protocol.values import decode_value, encode_value
 
 LIMIT_S = 60.0
 NUM_THREADS = 50
-TOO_LARGE = (1 << 30) + 1
+TOO_LARGE = (2 << 20) + 1
 LARGE = 100 << 20
 
 
@@ -309,12 +309,12 @@ async def test_an_actor_that_returns_a_call_instead_of_its_result_is_told_so() -
         assert await worker.ok() == "ok"
 
 
-async def test_what_is_larger_than_a_message_is_refused_at_the_sender_and_the_actor_goes_on() -> None:
-    async with asyncparl.connect():
+async def test_what_is_larger_than_the_limit_is_refused_at_the_sender_and_the_actor_goes_on() -> None:
+    async with asyncparl.connect(max_value_bytes="2MiB"):
         worker = Worker()
         with trio.fail_after(LIMIT_S):
             for call in (worker.take(np.zeros(TOO_LARGE, np.uint8)), worker.zeros(TOO_LARGE)):
-                with pytest.raises(asyncparl.MessageTooLarge, match=r"1,073,741,8.. bytes; the limit"):
+                with pytest.raises(asyncparl.MessageTooLarge, match=r"2,097,... bytes; the limit"):
                     await call
             with pytest.raises(asyncparl.MessageTooLarge):
                 await Worker(np.zeros(TOO_LARGE, np.uint8)).ok()

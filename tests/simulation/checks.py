@@ -47,6 +47,7 @@ def when_quiet(world: World, users: Users) -> None:
     _books_are_right(world)
     _results_kept_their_order(world, users)
     _what_is_lent_is_held(world)
+    _no_transfer_is_left(world)
 
 
 def when_closed(world: World, users: Users) -> None:
@@ -90,10 +91,25 @@ def _what_is_lent_is_held(world: World) -> None:
             continue
         for lender, borrower in ((ends[0].arena, ends[1].arena), (ends[1].arena, ends[0].arena)):
             if lender is not None and borrower is not None:
-                num_held = len(borrower._holds) + len(borrower._returns)
+                borrowed = [hold for hold in borrower._holds if not hasattr(hold, "block")]  # the others are its own
+                num_held = len(borrowed) + len(borrower._returns)
                 world.counts["lent when quiet"] += lender.num_lent
                 if lender.num_lent != num_held:
                     world.bug(f"{line.name}: {lender.num_lent} blocks are lent, and {num_held} held")
+
+
+def _no_transfer_is_left(world: World) -> None:
+    """Over a link on which nothing is under way, nothing is half sent either."""
+    ends = {end for line in world.network.open_lines() for end in (line.link.dialer, line.link.acceptor)}
+    moving = {link._channel for link in world.links if link.core.has_outgoing or link._refused}
+    moving |= {end for end in ends if end.incoming.next_due() < float("inf")}
+    for link in list(world.links):
+        world.counts["fragments sent"] += link.core.num_fragments_sent
+        channel = link._channel
+        if channel not in ends or {channel.link.dialer, channel.link.acceptor} & moving:
+            continue
+        if link.core.has_transfers or link.core._joiner.num_open:
+            world.bug(f"{link.core.peer} has a transfer that does not go on")
 
 
 def _queues_are_bounded(world: World) -> None:

@@ -126,10 +126,10 @@ class SimulatedWorkers:
         await trio.lowlevel.checkpoint()
         self._end(actor_id, "it was stopped")
 
-    async def stop_owned_by(self, owner: int, grace_s: float) -> None:
+    async def stop_owned_by(self, owner: int, grace_s: float, reason: str) -> None:
         await trio.lowlevel.checkpoint()
         for actor_id in [actor_id for actor_id, worker in self._workers.items() if worker.owner == owner]:
-            self._end(actor_id, "it was stopped")
+            self._end(actor_id, reason)
 
     async def stop_all(self, grace_s: float, reason: str, *, is_final: bool = False) -> None:
         await trio.lowlevel.checkpoint()

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import trio
 
 import asyncparl.ids
+import asyncparl.protocol.fragments
 import asyncparl.runtime.lending
 import asyncparl.runtime.link
 import asyncparl.runtime.master
@@ -28,7 +29,7 @@ from asyncparl.runtime.pending import Pending
 from asyncparl.runtime.session import process_session
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
-from tests.simulation.contents import MIN_LENT_BYTES
+from tests.simulation.contents import FRAGMENT_BYTES, LARGE_BYTES, MIN_LENT_BYTES, WINDOW_BYTES
 from tests.simulation.process import find_process
 from tests.simulation.simulated_workers import SimulatedMethodThread
 
@@ -92,6 +93,10 @@ def seeded(seed: str, report: Callable[[str], None]) -> Iterator[None]:
         for target, name, value in (
             (asyncparl.ids, "secrets", _Secrets(lots)),
             (asyncparl.runtime.lending, "MIN_LENT_BYTES", MIN_LENT_BYTES),
+            (asyncparl.runtime.lending, "LARGE_BYTES", LARGE_BYTES),
+            (asyncparl.runtime.link, "LARGE_BYTES", LARGE_BYTES),
+            (asyncparl.protocol.fragments, "FRAGMENT_BYTES", FRAGMENT_BYTES),
+            (asyncparl.protocol.fragments, "WINDOW_BYTES", WINDOW_BYTES),
             (asyncparl.runtime.master, "os", _Os(lots)),
             (asyncparl.runtime.master, "time", _Time()),
             (asyncparl.runtime.places, "os", _Os(lots)),

@@ -21,6 +21,7 @@ from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStar
 from asyncparl.runtime import zygote
 from asyncparl.runtime.accepting import visitors
 from asyncparl.runtime.executor import Executor
+from asyncparl.runtime.last_answers import LastAnswers
 from asyncparl.runtime.worker import TERMINATED, _exit_code, _Worker
 from asyncparl.runtime.worker_process import WorkerSpec
 from tests.simulation.process import Process, current_process, nursery_of
@@ -191,10 +192,11 @@ class SimulatedPool:
                 self._terminate(worker)
         await worker.reported.wait()
 
-    async def stop_owned_by(self, owner: int, grace_s: float) -> None:
+    async def stop_owned_by(self, owner: int, grace_s: float, reason: str) -> None:
         async with trio.open_nursery() as nursery:
             for member in self._membership.owned_by(owner):
                 if (worker := self.workers.get(member.actor_id)) is not None and not worker.spec.is_detached:
+                    worker.failure = worker.failure or reason
                     nursery.start_soon(self.stop, member.actor_id, grace_s)
 
     async def stop_all(self, grace_s: float, reason: str, *, is_final: bool = False) -> None:
@@ -253,7 +255,7 @@ class SimulatedPool:
         await process.wait_going()
         executor = LoopExecutor(self._world)
         fork = zygote.Fork(spec.actor_id, spec.name, 1, spec.setup, {})
-        worker.real = _Worker(fork, spec.worker_pass, executor, nursery_of(process))
+        worker.real = _Worker(fork, spec.worker_pass, executor, nursery_of(process), LastAnswers())
         process.session = worker.real.session
         listener = self._world.network.listen(worker.address.removeprefix("memory://"))
         process.start_soon(self._take_in, worker, listener)

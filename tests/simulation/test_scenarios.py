@@ -179,6 +179,19 @@ FOUND = {
             Step("kill worker", 451, 334, 3),
         ),
     ),
+    "a detached actor lives on that its owner has ended after losing sight of it": Scenario(
+        seed=1000073,
+        settings=Settings(num_nodes=1, num_drivers=2, cpus=4, latency="none", slow_jobs=0.5, is_shared=True),
+        steps=(
+            Step("create", 389, 686, 1),
+            Step("bear", 252, 173, 3),
+            Step("through", 836, 764, 6),
+            Step("lose", 351, 779, 1),
+            Step("leave", 537, 899, 5),
+            Step("jump", 107, 754, 7),
+            Step("close", 899, 13, 1),
+        ),
+    ),
     "two detached actors of one name, if a new master is asked for the second before it knows the first": Scenario(
         seed=253,
         settings=Settings(

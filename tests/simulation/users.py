@@ -394,6 +394,8 @@ class Users:
             if actor.is_exposed or actor.is_borrowed:
                 return
             self.world.note("closed", actor.name)
+            if actor.is_detached:
+                await trio.sleep(2)  # where its owner has lost sight of it, the master has it ended
             alive = [each for each in self.world.living_workers() if each.spec.actor_id == actor.actor_id]
             if alive and self.world.last_fault_at < self.world.now - 60:
                 self.world.bug(f"{actor.name} was closed, and lives in {alive[0].process}")

@@ -1,0 +1,46 @@
+"""The folder of a node, for its socket files and logs. It goes with the node, also if that is killed: see `sweep`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+FOLDER_PREFIX = "asyncparl-node-"
+LOCK = "lock"
+
+
+@contextlib.contextmanager
+def node_folder() -> Iterator[str]:
+    """A new one. Short, because the path of a socket file must be; only we may enter it."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        sweep(folder)
+    directory, lock = _new_folder()
+    try:
+        with lock:
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove it if its node was killed: nobody holds its lock. Its zygotes do so when it has gone, or the next node."""
+    with contextlib.suppress(OSError), open(folder / LOCK) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new_folder() -> tuple[str, TextIO]:
+    """An empty folder, and its lock, which we hold."""
+    while True:
+        directory = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
+        lock = open(f"{directory}/{LOCK}", "w")  # noqa: SIM115 - kept by the caller
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(lock.name):
+            return directory, lock
+        lock.close()  # another node that was starting has swept it before we had the lock
