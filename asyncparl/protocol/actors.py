@@ -3,7 +3,7 @@
     WAITING --placed--> GRANTED --started--> STARTED
        |                   |                    |
        |                   |                    +-- ended; node lost or left; node does not report it --> forgotten
-       |                   +-- withdrawn; driver gone; ended; node lost or left; 60 s over -------------> forgotten
+       |                   +-- withdrawn; driver gone; ended; node left, or lost for 60 s; 60 s over --> forgotten
        +-- withdrawn; driver gone; no node can hold it any more ----------------------------------------> forgotten
 
 What a node says about its actors is the truth: an actor that it reports is booked even if it was never granted here,
@@ -20,8 +20,8 @@ from collections.abc import Collection
 from asyncparl.protocol.decisions import DemandRefused, Ended, Found, Granted, Named, Refused, StillHeld, Waiting
 from asyncparl.protocol.directory import Directory
 from asyncparl.protocol.drivers import Drivers
-from asyncparl.protocol.leases import Leases
-from asyncparl.protocol.nodes import Node
+from asyncparl.protocol.leases import START_LIMIT_S, Leases
+from asyncparl.protocol.nodes import Held, Node
 from asyncparl.protocol.parties import id_fault
 from asyncparl.protocol.resources import UNTITLED, ActorTitle, Capacity, Demand, Lease, lease_fault
 from asyncparl.protocol.roster import Roster
@@ -39,6 +39,9 @@ class Actors:
         self._directory = Directory()
         self._refused: list[DemandRefused] = []
         """Not told yet."""
+        self._outstanding: dict[str, Held] = {}
+        """Places on nodes that were lost, by actor. Their owners may not know that, and start with them if the node
+        comes back in time."""
 
     # --- what owners ask
 
@@ -67,6 +70,7 @@ class Actors:
                 return Refused(fault)
             self._directory.known(actor_id, actor_name, driver_id, title)
             self._scheduler.add(actor_id, actor_name, driver_id, demand, now, title)
+        self._outstanding.pop(actor_id, None)
         self._scheduler.told(actor_id)
         self._leases.renew(actor_id, now)
         held = self._leases.get(actor_id)
@@ -89,6 +93,7 @@ class Actors:
     def give_back(self, actor_id: str) -> None:
         """The owner does not take the place, or the turn, and may ask for another one."""
         self._stop_waiting(actor_id)
+        self._outstanding.pop(actor_id, None)
         if self._leases.is_unstarted(actor_id):
             self._free(actor_id)
 
@@ -198,9 +203,23 @@ class Actors:
                 self._free(lease.actor_id)
 
     def node_left(self, node: Node) -> None:
-        """Nothing runs there any more, or it is lost. To be called while it is still among the nodes."""
+        """Nothing runs there any more. To be called while it is still among the nodes."""
         for actor_id in list(node.held):
             self._free(actor_id)
+
+    def node_lost(self, node: Node) -> None:
+        """What it runs nobody knows. As `node_left`, but what may still start there is remembered."""
+        self._outstanding |= {held.lease.actor_id: held for held in node.held.values() if held.granted_at is not None}
+        self.node_left(node)
+
+    def node_is_back(self, node: Node, now: float) -> None:
+        """It was lost, or was never here. Places on it that are outstanding are given once more, to the same actors."""
+        for held in [held for held in self._outstanding.values() if held.lease.node_id == node.node_id]:
+            lease = self._outstanding.pop(held.lease.actor_id).lease
+            is_free = lease.actor_id not in self._leases and self._scheduler.waiting(lease.actor_id) is None
+            if is_free and lease.driver_id in self._drivers and not lease_fault(lease, node.node_id, node.capacity):
+                self._directory.known(lease.actor_id, lease.actor_name, lease.driver_id, lease.title)
+                self._leases.grant(lease, now)
 
     # --- time
 
@@ -210,6 +229,9 @@ class Actors:
             self._owner_ended(driver_id)
         for actor_id in self._leases.overdue(now):
             self._free(actor_id)  # if its owner still wants it, he asks again
+        for actor_id, held in list(self._outstanding.items()):
+            if held.granted_at is None or now - held.granted_at >= START_LIMIT_S:
+                del self._outstanding[actor_id]
         refused = self._scheduler.impossible(now)
         for demand in refused:
             self._stop_waiting(demand.actor_id)

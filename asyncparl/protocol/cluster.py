@@ -57,8 +57,11 @@ class ClusterCore:
         if old is not None:
             self.actors.node_rejoins(old, leases, info.capacity)
         node = self._nodes.join(info, incarnation, now)
-        for held in old.held.values() if old is not None else ():
-            node.book(held)
+        if old is None:
+            self.actors.node_is_back(node, now)
+        else:
+            for held in old.held.values():
+                node.book(held)
         unwanted = [lease for lease in leases if not self.actors.adopt(node, lease)]
         self._scheduler.nodes_changed()
         return NodeJoined(node.name, unwanted)
@@ -152,7 +155,7 @@ class ClusterCore:
             if node.is_connected
             else f"its connection broke, and it did not come back within {silence}"
         )
-        self.actors.node_left(node)
+        self.actors.node_lost(node)
         self._nodes.lose(node, now)
         self._scheduler.nodes_changed()
         return NodeLost(node.node_id, node.name, reason)

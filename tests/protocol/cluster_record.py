@@ -59,6 +59,8 @@ class Record:
     drivers: dict[str, Absence | None] = field(default_factory=dict)
     actors: dict[str, ActorRecord] = field(default_factory=dict)
     """In the order of arrival."""
+    outstanding: dict[str, ActorRecord] = field(default_factory=dict)
+    """Actors that had a place on a node that was lost, and had not started."""
     news: set[str] = field(default_factory=set)
     """Actors that waited until a node said that it runs them: their drivers must be told."""
 
@@ -140,9 +142,27 @@ class Record:
 
     def expire(self, now: float) -> None:
         """Who has not started within a minute has lost its place."""
-        for actor_id, actor in list(self.actors.items()):
-            if actor.granted is not None and now - actor.granted >= 60:
-                del self.actors[actor_id]
+        for actors in (self.actors, self.outstanding):
+            for actor_id, actor in list(actors.items()):
+                if actor.granted is not None and now - actor.granted >= 60:
+                    del actors[actor_id]
+
+    def lose_node(self, node_id: str) -> None:
+        """Its actors are forgotten, but not those that may still start there."""
+        for actor_id in self.leases(node_id):
+            if not self.actors[actor_id].is_started:
+                self.outstanding[actor_id] = self.actors[actor_id]
+        self.forget_node(node_id)
+
+    def is_back(self, node_id: str, num_gpus: int, now: float) -> None:
+        """The node was lost: its places are kept for those that may still start there."""
+        for actor_id, actor in list(self.outstanding.items()):
+            if actor.lease is None or actor.lease.node_id != node_id:
+                continue
+            del self.outstanding[actor_id]
+            has_gpus = set(actor.lease.gpu_ids) <= set(range(num_gpus))
+            if actor_id not in self.actors and actor.driver_id in self.drivers and has_gpus:
+                self.actors[actor_id] = ActorRecord(actor.driver_id, actor.demand, now, actor.lease, now)
 
     def forget_node(self, node_id: str) -> None:
         """With the actors that had a place there."""

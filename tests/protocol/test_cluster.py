@@ -160,6 +160,19 @@ def test_a_lost_node_comes_back_with_a_higher_incarnation_only() -> None:
     assert cluster.placed() == {"a1": "started on n1"}
 
 
+def test_a_place_on_a_node_that_was_lost_and_is_back_is_kept_for_whoever_may_still_start_there() -> None:
+    cluster = Cluster(info("n1", 1))
+    assert [cluster.want("a1"), cluster.want("a2")] == ["n1", "waits"]
+    cluster.silent = {"n1"}
+    cluster.wait(5)
+    cluster.join_node(info("n1", 1), 2, [], cluster.now)
+    assert cluster.granted() == []  # the owner of a1 may not know that its node was lost, and has the lease
+    assert cluster.placed() == {"a1": "granted on n1"}
+    cluster.silent = set()
+    cluster.actors.withdraw("a1")
+    assert cluster.granted() == ["a2 on n1"]
+
+
 def test_what_a_node_reports_replaces_what_was_believed() -> None:
     cluster = Cluster(info())
     assert [cluster.want(f"a{i}") for i in range(4)] == ["n1"] * 4
@@ -384,6 +397,7 @@ def test_a_new_master_waits_five_seconds_for_nodes() -> None:
 def test_demands_wait_five_seconds_for_a_node_that_was_lost() -> None:
     cluster = Cluster(info("n1", 4), info("n2", 8))
     assert cluster.want("a1", cpus=8) == "n2"
+    cluster.actors.lease_started("n2", "a1")
     assert cluster.want("a2", cpus=8) == "waits"
     cluster.silent = {"n2"}
     [lost] = cluster.wait(5)

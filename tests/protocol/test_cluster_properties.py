@@ -111,6 +111,8 @@ class ClusterMachine(RuleBasedStateMachine):
         assert {lease.actor_id for lease in answer.unwanted} == unwanted
         for actor_id in over:
             del self.record.actors[actor_id]
+        if old is None:
+            self.record.is_back(node_id, capacity.num_gpus, self.now)
         is_draining = old is not None and old.is_draining
         self.record.nodes[node_id] = NodeRecord(capacity, incarnation, self.now, self.now, is_draining=is_draining)
         self.record.lost.pop(node_id, None)
@@ -190,6 +192,7 @@ class ClusterMachine(RuleBasedStateMachine):
             assert self.core.actors.why_waiting(actor_id) is None
             return
         self.record.news.discard(actor_id)
+        self.record.outstanding.pop(actor_id, None)
         self.record.actors[actor_id] = ActorRecord(driver_id, demand, self.now)
         self.book_grants()
         if isinstance(answer, Granted):
@@ -205,6 +208,7 @@ class ClusterMachine(RuleBasedStateMachine):
         before = self.core.describe(self.now)
         if actor.driver_id in self.record.drivers:
             self.record.news.discard(actor_id)
+            self.record.outstanding.pop(actor_id, None)
             answer = self.core.actors.ask(actor.driver_id, actor_id, "other", demand, self.now)
             assert answer == (Waiting(actor_id) if actor.lease is None else Granted(actor.lease))
             if actor.granted is not None:
@@ -218,6 +222,7 @@ class ClusterMachine(RuleBasedStateMachine):
         actor_id, actor = picked(self.record.actors, pick)
         for _ in range(2):
             self.core.actors.withdraw(actor_id)
+        self.record.outstanding.pop(actor_id, None)
         if not actor.is_started:
             del self.record.actors[actor_id]
 
@@ -313,7 +318,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.record.lost[node_id] = node.incarnation
             if not node.is_draining:
                 self.record.missed[node_id] = node.capacity, self.now
-            self.record.forget_node(node_id)
+            self.record.lose_node(node_id)
             yield f"lost {node_id}"
 
     @rule(

@@ -179,6 +179,20 @@ FOUND = {
             Step("kill worker", 451, 334, 3),
         ),
     ),
+    "a place on a node that was lost meanwhile is used when it is back, and somebody else has it by then": Scenario(
+        seed=1001925,
+        settings=Settings(num_nodes=1, num_drivers=2, cpus=2, latency="awful", is_shared=True),
+        steps=(
+            Step("cut", 358, 406, 6),
+            Step("burst", 194, 351, 7),
+            Step("create", 26, 949, 3),
+            Step("cut", 175, 907, 2),
+            Step("create", 350, 503, 4),
+            Step("through", 5, 569, 6),
+            Step("create", 886, 820, 0),
+            Step("stall path", 964, 43, 6),
+        ),
+    ),
     "a detached actor lives on that its owner has ended after losing sight of it": Scenario(
         seed=1000073,
         settings=Settings(num_nodes=1, num_drivers=2, cpus=4, latency="none", slow_jobs=0.5, is_shared=True),
