@@ -67,6 +67,7 @@ class Actors:
         if actor_id not in self._leases and self._scheduler.waiting(actor_id) is None:
             fault = self._scheduler.fault(demand, now) or self._directory.name_fault(actor_id, title)
             if fault is not None:
+                self._directory.ended(actor_id, f"it was never started: {fault}")  # others may hold its proxy already
                 return Refused(fault)
             self._directory.known(actor_id, actor_name, driver_id, title)
             self._scheduler.add(actor_id, actor_name, driver_id, demand, now, title)

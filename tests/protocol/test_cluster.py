@@ -14,6 +14,7 @@ from asyncparl.protocol.decisions import (
     DemandRefused,
     DriverGone,
     DriverJoined,
+    Ended,
     Granted,
     NodeJoined,
     NodeLost,
@@ -171,6 +172,13 @@ def test_a_place_on_a_node_that_was_lost_and_is_back_is_kept_for_whoever_may_sti
     cluster.silent = set()
     cluster.actors.withdraw("a1")
     assert cluster.granted() == ["a2 on n1"]
+
+
+def test_of_an_actor_that_was_refused_others_are_told_why() -> None:
+    cluster = Cluster(info("n1", 1))
+    reason = cluster.want("a1", cpus=9)
+    assert reason.startswith("needs 9 CPUs")
+    assert cluster.actors.find("a1") == Ended(f"it was never started: {reason}")
 
 
 def test_what_a_node_reports_replaces_what_was_believed() -> None:

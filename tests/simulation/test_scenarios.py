@@ -179,6 +179,19 @@ FOUND = {
             Step("kill worker", 451, 334, 3),
         ),
     ),
+    "whoever is given an actor that was refused for its name is told after seconds, and not why": Scenario(
+        seed=1002073,
+        settings=Settings(num_nodes=1, num_drivers=1, cpus=2, latency="wan", queued_messages=3, lossy_close=0.3),
+        steps=(
+            Step("create", 988, 0, 4),
+            Step("cancel", 861, 915, 0),
+            Step("call", 447, 944, 7),
+            Step("offer", 163, 659, 4),
+            Step("bear", 720, 424, 1),
+            Step("bear", 452, 979, 6),
+            Step("stream", 551, 300, 7),
+        ),
+    ),
     "a place on a node that was lost meanwhile is used when it is back, and somebody else has it by then": Scenario(
         seed=1001925,
         settings=Settings(num_nodes=1, num_drivers=2, cpus=2, latency="awful", is_shared=True),

@@ -149,6 +149,8 @@ class Users:
         if error.fate is CallFate.NEVER_STARTED and made.inner and inner:
             self.world.bug(f"{made}: its inner call is said to have never started, but ran", error)
         is_ended = made.actor.is_doomed or made.actor.driver.leaving.is_set() or made.inner
+        if "exists already" in error.reason:
+            is_ended = True  # its maker has given it a name that another one has
         if self.world.last_fault_at < 0 and not is_ended:
             self.world.bug(f"{made} died, although nothing has gone wrong", error)
 
