@@ -385,6 +385,11 @@ class LinkCore:
         return self._cutter.num_taken
 
     @property
+    def is_receiving(self) -> bool:
+        """Whether a part of something large has come, and not all of it."""
+        return self._joiner.num_open > 0
+
+    @property
     def has_transfers(self) -> bool:
         """Whether the peer has not taken all that travels in fragments."""
         return not self._cutter.is_idle

@@ -89,7 +89,12 @@ class Call(Generic[T]):
                 _check_end(pending, "await it")
                 raise StopAsyncIteration
             else:
-                await pending.wait()
+                pending.is_iterated = True
+                try:
+                    await pending.wait()
+                except trio.Cancelled:
+                    del self  # what Trio has raised lives on for a while, and this frame with it: not so the call
+                    raise
 
     def __iter__(self) -> Call[T]:
         check_thread("for", "`async for`, or `await` it first if it does not stream")
@@ -156,7 +161,7 @@ class Call(Generic[T]):
         # May run in any thread and at any moment: only note the wish, in the one way that is safe there.
         pending = self._pending
         pending.orphaned = True
-        if pending.streams and not pending.is_settled and pending.loop is not None:
+        if (pending.streams or pending.is_iterated) and not pending.is_settled and pending.loop is not None:
             try:
                 with Uninterrupted():
                     pending.loop.run_soon(pending.cancel)

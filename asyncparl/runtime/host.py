@@ -79,6 +79,8 @@ class ActorHost:
         self._object: Any = None
         self._failure: tuple[ErrorReport, Encoded] | None = None
         """Why there is no object."""
+        self.begun = trio.Event()
+        """It has been told what object to make."""
         self._early: list[tuple[Link, CallArrived]] | None = []
         """Calls that came before the object was there; None once it is."""
         self._async_calls = AsyncCalls(self._start_async)
@@ -138,6 +140,7 @@ class ActorHost:
     def call_arrived(self, link: Link, arrived: CallArrived) -> None:
         """Start to serve a call."""
         if arrived.call.kind == CallKind.CREATE:
+            self.begun.set()
             self._executor.submit(lambda: self._create(link, arrived.call, arrived.frame))
         elif self._early is not None:
             self._early.append((link, arrived))

@@ -57,6 +57,11 @@ class Objects:
                 return link
         return None
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether something large is on its way here."""
+        return any(link.core.is_receiving for link in self._links)
+
     def thread_for(self, object_id: int, kind: int, name: str) -> Executor | None:
         """The thread that must be free for such a call to be answered, if it takes one. From any thread."""
         host = self._hosts.get(object_id)

@@ -84,6 +84,7 @@ class Pending:
         "call_id",
         "error",
         "gates",
+        "is_iterated",
         "items",
         "limit",
         "link",
@@ -120,6 +121,8 @@ class Pending:
         """It was made, or has given its last item."""
         self.items: deque[Frame] = deque()
         self.streams = False
+        self.is_iterated = False
+        """Somebody has waited for an item, so it is a stream, or an error."""
         self.limit: TimeLimit | None = None
         self.orphaned = False
         """Nobody holds the `Call` any more."""

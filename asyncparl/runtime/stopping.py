@@ -45,6 +45,8 @@ SESSION_LIMIT_S = 10.0
 LINK_LOST_GRACE_S = 0.5
 """Nobody waits for what the actor does."""
 DRAIN_GRACE_S = 2.0
+OBJECT_LIMIT_S = 60.0
+"""For a worker to be told what object to make. Who has started it may be gone; a detached one ends with nobody."""
 KILL_LIMIT_S = 10.0
 """SIGKILL ends everything but a process that waits for a broken disk, and nobody waits for that one."""
 REPORT_LIMIT_S = 2.0

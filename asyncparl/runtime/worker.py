@@ -37,7 +37,7 @@ from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.references import Reference
 from asyncparl.runtime.session import Identity, Session, process_session
-from asyncparl.runtime.stopping import TERMINATED
+from asyncparl.runtime.stopping import OBJECT_LIMIT_S, TERMINATED
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
 from asyncparl.transport import Admission, Credentials, listen, open_admitted
@@ -201,6 +201,7 @@ class _Worker:
         note = f"raised in {fork.name} (pid {os.getpid()})"
         host = ActorHost(executor, nursery, note, num_restarts=worker_pass.num_restarts)
         self._objects.serve_actor(host)
+        nursery.start_soon(self._end_without_object, host)
         self.figures = host.figures
         self._session: Session | None = None
 
@@ -209,6 +210,17 @@ class _Worker:
         if self._session is None and self._pass.master_address:
             self._loop.run(self._ensure_session)
         return self._session
+
+    async def _end_without_object(self, host: ActorHost) -> None:
+        """Callers would wait for ever."""
+        while True:
+            with trio.move_on_after(OBJECT_LIMIT_S):
+                await host.begun.wait()
+                return
+            if not self._objects.is_receiving:
+                break
+        sys.stderr.write("asyncparl: whoever has started this actor is gone, and has not said what it is to be\n")
+        self._executor.submit(_give_up)
 
     async def serve(self, open_channel: Callable[[], Channel]) -> None:
         """Serve one caller, until its link is lost."""
@@ -271,6 +283,10 @@ class _Callee:
         if arrived.call.kind == CallKind.CLOSE and arrived.call.object_id == 0:
             self.closing = True
         self._objects.call_arrived(link, arrived)
+
+
+def _give_up() -> NoReturn:
+    raise SystemExit(1)
 
 
 def _exit_code(stop: SystemExit) -> int:

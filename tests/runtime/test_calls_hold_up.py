@@ -48,6 +48,13 @@ class Worker:
                 await trio.lowlevel.checkpoint()
             self.log.append("cleaned up")
 
+    async def waits_first(self) -> AsyncIterator[int]:
+        try:
+            await trio.sleep_forever()
+            yield 1
+        finally:
+            self.log.append("given up")
+
     async def shields(self) -> str:
         self.log.append("begun")
         with trio.CancelScope(shield=True):
@@ -188,6 +195,16 @@ async def test_cancellation_and_nurseries_inside_of_a_method_are_its_own() -> No
             await worker.fails_in_a_nursery()
         assert [str(part) for part in caught.value.exceptions] == ["in the nursery"]
         assert await worker.echo("alive") == "alive"
+
+
+async def test_a_stream_that_is_left_before_its_first_item_is_cancelled() -> None:
+    async with asyncparl.connect():
+        worker = Worker()
+        await worker.echo()
+        with trio.move_on_after(0.3):
+            async for _ in worker.waits_first():
+                pass
+        await until_logged(worker, "given up")
 
 
 async def test_a_cancellation_that_was_kept_and_raised_again_is_an_error_of_that_call_only() -> None:

@@ -179,6 +179,23 @@ FOUND = {
             Step("kill worker", 451, 334, 3),
         ),
     ),
+    "a detached actor whose owner hangs before it has said what object to make waits for that for ever": Scenario(
+        seed=1001901,
+        settings=Settings(num_nodes=1, num_drivers=1, cpus=4, latency="lan", slow_jobs=0.1),
+        steps=(
+            Step("create", 75, 0, 1),
+            Step("cut", 678, 495, 3),
+            Step("close", 551, 695, 1),
+            Step("create", 661, 663, 2),
+            Step("create", 998, 71, 7),
+            Step("bear", 660, 649, 1),
+            Step("stall path", 534, 866, 5),
+            Step("create", 165, 36, 7),
+            Step("through", 771, 311, 1),
+            Step("timed", 441, 835, 7),
+            Step("hold", 476, 693, 3),
+        ),
+    ),
     "whoever is given an actor that was refused for its name is told after seconds, and not why": Scenario(
         seed=1002073,
         settings=Settings(num_nodes=1, num_drivers=1, cpus=2, latency="wan", queued_messages=3, lossy_close=0.3),
