@@ -7,9 +7,9 @@ import os
 import pickle
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -23,20 +23,52 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> 
     Missing folders are made.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or has no room; with the path.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save({"format_version": FORMAT_VERSION, **state}, file)
+            _save({"format_version": FORMAT_VERSION, **state}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
+    except OSError as error:
+        os.unlink(temporary)
+        raise OSError(error.errno, error.strerror, str(target)) from error
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _save(state: Mapping[str, Any], file: BinaryIO) -> None:
+    """For what the file refuses torch has an error of its own, which does not say why."""
+    refused: list[OSError] = []
+
+    def write(data: bytes | memoryview) -> int:
+        try:
+            return file.write(data)
+        except OSError as error:
+            refused.append(error)
+            raise
+
+    try:
+        torch.save(state, cast("IO[bytes]", _Writer(write)))
+    except RuntimeError:
+        if refused:
+            raise refused[0] from None
+        raise
+
+
+class _Writer:
+    """As much of a file as `torch.save` needs."""
+
+    def __init__(self, write: Callable[[bytes | memoryview], int]) -> None:
+        self.write = write
+
+    def flush(self) -> None:
+        """Its owner does that."""
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

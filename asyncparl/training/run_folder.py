@@ -88,11 +88,19 @@ class RunFolder:
         return self.path / CHECKPOINT_FOLDER
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Replace config.json."""
+        """Replace config.json.
+
+        Raises:
+            RunFolderError: there is no room for it.
+        """
         path = self.path / CONFIG_FILE
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(config, indent=2) + "\n")
-        os.replace(new, path)
+        try:
+            new.write_text(json.dumps(config, indent=2) + "\n")
+            os.replace(new, path)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def read_config(self) -> dict[str, Any]:
         """See the function of that name."""

@@ -228,7 +228,8 @@ class Trainer:
                 if mean_return is not None and self.config.evaluate_every is None:
                     await self._best.offer(last, mean_return)
         except OSError as error:
-            raise RunFolderError(f"the last checkpoint could not be written: {error}") from error
+            newest = f"; {self._last_saved} is the newest one" if self._last_saved is not None else ""
+            raise RunFolderError(f"the last checkpoint could not be written: {error}{newest}") from error
         finally:
             self._run.folder.close()
         display.show(report)
