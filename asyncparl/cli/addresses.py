@@ -14,8 +14,9 @@ class AddressType(click.ParamType[Any]):
 
     name = "host:port"
 
-    def __init__(self, *, is_listening: bool = False) -> None:
+    def __init__(self, *, is_listening: bool = False, as_text: bool = False) -> None:
         self._is_listening = is_listening
+        self._as_text = as_text
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from asyncparl.transport.addresses import TcpAddress, parse_address
@@ -29,4 +30,4 @@ class AddressType(click.ParamType[Any]):
             self.fail(f"{value!r} is not host:port ({error})", param, ctx)
         if not isinstance(address, TcpAddress) or (not address.port and not self._is_listening):
             self.fail(f"{value!r} is not host:port", param, ctx)
-        return address
+        return str(address).removeprefix("tcp://") if self._as_text else address

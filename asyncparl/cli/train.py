@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 import click
 import trio
 
+from asyncparl.cli.addresses import AddressType
 from asyncparl.cli.monitor import monitor_text_option
 from asyncparl.errors import AsyncparlError
 from asyncparl.training.config import OPTIMIZERS, PRECISIONS, TrainingConfig
@@ -187,7 +188,7 @@ def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
         ),
         click.option(
             "--cluster",
-            metavar="HOST:PORT",
+            type=AddressType(as_text=True),
             help="Play on the nodes of this cluster; the learner stays here. --actors is then by its free CPUs.  "
             "[default: this machine]",
         ),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from asyncparl.machine import usable_cpus
-from asyncparl.runtime.addresses import parse_host_and_port
 from asyncparl.training.errors import ConfigError
 from asyncparl.training.machine import has_cuda, has_fast_bf16
 from asyncparl.training.presets import (
@@ -336,20 +335,11 @@ def _unworkable(config: TrainingConfig) -> Iterator[str]:
     yield from _wrong_batch_size(config)
     yield from _wrong_num_learners(config)
     yield from _not_repeatable(config)
-    yield from _wrong_cluster(config)
     if config.final_learning_rate is not None and not config.anneal_learning_rate:
         yield "final_learning_rate is for a learning rate that is annealed: anneal_learning_rate must be true"
     num_cpus = usable_cpus()
     if config.cluster is None and config.num_actors > MAX_ACTORS_PER_CPU * num_cpus:
         yield f"{config.num_actors} actors are too many for {num_cpus} CPUs: at most {MAX_ACTORS_PER_CPU} for each"
-
-
-def _wrong_cluster(config: TrainingConfig) -> Iterator[str]:
-    if config.cluster is not None:
-        try:
-            parse_host_and_port(config.cluster)
-        except ValueError as error:
-            yield f"cluster: {error}"
 
 
 def _wrong_num_learners(config: TrainingConfig) -> Iterator[str]:

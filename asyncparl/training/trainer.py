@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from asyncparl.training.build import ModelClass
 from asyncparl.training.checkpoint import Checkpoint, save_checkpoint
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.display import Display, SilentDisplay
-from asyncparl.training.errors import RunFolderError, TrainingError, unwrapped_errors
+from asyncparl.training.errors import ConfigError, RunFolderError, TrainingError, unwrapped_errors
 from asyncparl.training.metrics import Report, monitor_values
 from asyncparl.training.periodic import PeriodicEvaluation
 from asyncparl.training.pipeline import Pipeline
@@ -126,6 +126,7 @@ class Trainer:
         has failed: then the last checkpoint stays the last.
 
         Raises:
+            ConfigError: the cluster's address is none.
             TrainingError: the learner diverged or is stuck, or no actor is left.
             AuthenticationError, ResourceError: the cluster cannot be joined.
             RunFolderError: the last checkpoint could not be written.
@@ -138,7 +139,12 @@ class Trainer:
             self._best = BestCheckpoint(self._run.folder.checkpoints, kind, say=display.say)
             try:
                 preload = _PRELOAD if self.config.num_learners == 1 else (*_PRELOAD, _PRELOAD_LEARNER)
-                async with asyncparl.connect(self.config.cluster, preload=preload, monitor=monitor) as self._cluster:
+                async with AsyncExitStack() as stack:
+                    connecting = asyncparl.connect(self.config.cluster, preload=preload, monitor=monitor)
+                    try:
+                        self._cluster = await stack.enter_async_context(connecting)
+                    except ValueError as error:
+                        raise ConfigError(f"the cluster cannot be joined: {error}") from error
                     self._tell_monitors(pipeline.report())
                     await self._train(pipeline, partial(learn, self._cluster), display)
             finally:

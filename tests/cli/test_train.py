@@ -223,6 +223,7 @@ CONFIG_FILES = {
         ),
         ("--env pong --model Mine", "error: a model is given as module:Class, not 'Mine'"),
         ("--env pong --model nowhere:Mine", "error: model 'nowhere:Mine': No module named 'nowhere'"),
+        ("--env pong --cluster a:b:c", "error: Invalid value for '--cluster': 'a:b:c' is not host:port"),
         ("--resume missing", "error: missing is no run folder"),
         ("--resume missing --run-dir new", "error: --run-dir is for new runs"),
         ("--resume missing --preset parl", "error: --preset is for new runs"),

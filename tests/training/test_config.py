@@ -29,7 +29,6 @@ WRONG = [
     ({"unroll_length": -20}, "unroll_length must be at least 1"),
     ({"batch_size": 0, "envs_per_actor": 1}, "batch_size must be at least 1"),
     ({"num_batches": 1}, "num_batches must be at least 2"),
-    ({"cluster": "nowhere"}, "cluster: 'nowhere' is no address such as 'host:8010'"),
     ({"learning_rate": 0.0}, "learning_rate must be more than 0"),
     ({"learning_rate": float("nan")}, "learning_rate must be more than 0, not nan"),
     ({"learning_rate": float("inf")}, "learning_rate must be more than 0, not inf"),
