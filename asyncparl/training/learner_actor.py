@@ -139,11 +139,13 @@ class LearnerActor:
             yield self._num_arrivals
 
     async def news(self) -> AsyncGenerator[News, None]:
-        """What happens here, as it happens."""
-        while True:
+        """What happens here, as it happens. It ends when all is learned, and told."""
+        is_over = False
+        while not is_over:
             await self._happened.wait()
             self._happened = trio.Event()
             assert self._pipeline is not None
+            is_over = self._pipeline.finished.is_set()
             lines, self._lines = self._lines, []
             yield News(self._pipeline.standing(), self._metrics.take(), lines)
 

@@ -39,6 +39,9 @@ from asyncparl.training.pipeline import Pipeline
 DEATH_REPORT_LIMIT_S = 10.0
 """How long learners that have lost each other wait for a report of who died. A lost machine takes 5 s to be noticed."""
 
+LAST_NEWS_LIMIT_S = 10.0
+"""How long the end of a run waits for the last figures of the others."""
+
 
 class Learners:
     """See the top of this file.
@@ -63,6 +66,8 @@ class Learners:
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._scopes_of_others: list[trio.CancelScope] = []
+        self._heard = [trio.Event() for _ in range(config.num_learners - 1)]
+        """Each of the others has told all that it will."""
         mine = dataclasses.replace(run, config=share_of(config, device=str(self._device)))
         self.pipeline = Pipeline(mine, say=say, lockstep=self._lockstep)
         """The first learner's; its figures are those of all."""
@@ -85,6 +90,8 @@ class Learners:
                         for work in (self._have_learn, self._follow_arrivals, self._hear):
                             self._scopes_of_others.append(trio.CancelScope(shield=True))
                             self._nursery.start_soon(self._follow, index, work, self._scopes_of_others[-1])
+                    self._scopes_of_others.append(trio.CancelScope())
+                    self._nursery.start_soon(self._complete, self._scopes_of_others[-1])
                     await self._learn()
             finally:
                 # Not before: in the update that was under way the first one needed the others.
@@ -257,6 +264,16 @@ class Learners:
                 self.pipeline.hear(index, news)
                 for line in news.lines:
                     self._say(f"{self._name(index)}: {line}")
+        self._heard[index - 1].set()
+
+    async def _complete(self, scope: trio.CancelScope) -> None:
+        """The last figures of the others come after the last update, in which all of them had a part."""
+        with scope:
+            await self.pipeline.finished.wait()
+            with trio.move_on_after(LAST_NEWS_LIMIT_S):
+                for heard in self._heard:
+                    await heard.wait()
+            self.pipeline.complete.set()
 
     # --- the end ----------------------------------------------------------------------------------------------
 

@@ -108,7 +108,9 @@ class Pipeline:
         self._actors_at_end: int | None = None
         self._finished_at: float | None = None
         self.finished = trio.Event()
-        """As many steps as were asked for have been learned from."""
+        """As many steps as were asked for have been learned from. No figure of this learner changes any more."""
+        self.complete = trio.Event()
+        """And the figures of the other learners are here."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Train until it is cancelled, inside `asyncparl.connect()`, which also ends the actors.
@@ -158,8 +160,7 @@ class Pipeline:
     def hear(self, index: int, news: News) -> None:
         """What another learner has done goes into the figures of this one."""
         self._others[index] = news.standing
-        if not self.finished.is_set():  # then no figure changes any more
-            news.tell(self._metrics, now=trio.current_time())
+        news.tell(self._metrics, now=self._now())
 
     def report(self) -> Report:
         """The figures of this moment."""
@@ -284,3 +285,5 @@ class Pipeline:
         if self._agent_steps >= self._run.config.steps:
             self._finished_at = trio.current_time()
             self.finished.set()
+            if self._num_learners == 1:
+                self.complete.set()

@@ -173,7 +173,7 @@ class Trainer:
             nursery.start_soon(self._save_regularly, pipeline, display)
             if self.config.evaluate_every is None:
                 nursery.start_soon(self._keep_best_regularly, pipeline)
-                nursery.start_soon(self._stop_when, pipeline.finished)
+                nursery.start_soon(self._stop_when, pipeline.complete)
             else:
                 evaluation = PeriodicEvaluation(self._run, self._best, say=display.say)
                 nursery.start_soon(evaluation.run, pipeline.wait_for_steps, partial(self._checkpoint, pipeline))

@@ -50,14 +50,16 @@ def _with_folder(folder: Path, env: str, **settings: Any) -> TrainingConfig:
     return _config(env=env, env_options=EnvironmentOptions(arguments={"folder": str(folder)}), **settings)
 
 
-async def _weights(config: TrainingConfig, cluster: asyncparl.Cluster, run_dir: Path) -> NDArray[np.uint8]:
-    """What both learners have learned, which is the same."""
+async def _weights(
+    config: TrainingConfig, cluster: asyncparl.Cluster, run_dir: Path
+) -> tuple[NDArray[np.uint8], tuple[int, float]]:
+    """What both learners have learned, which is the same; episodes and mean return of both."""
     run = prepare_new_run(config, run_dir=run_dir, model=None)
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:
             learners = Learners(run, say=print)
             nursery.start_soon(learners.run, cluster)
-            await learners.pipeline.finished.wait()
+            await learners.pipeline.complete.wait()
             mine, (version, packed) = learners.pipeline.newest, await learners.others[0].weights()
             while version < mine.version:  # it is not behind by more than its last step
                 version, packed = await learners.others[0].weights()
@@ -66,16 +68,20 @@ async def _weights(config: TrainingConfig, cluster: asyncparl.Cluster, run_dir: 
     assert version == mine.version == run.algorithm.updates >= 10
     assert run.algorithm.agent_steps == version * config.batch_size * config.unroll_length
     assert np.array_equal(packed, mine.packed)
-    return mine.packed
+    report = learners.pipeline.report()
+    return mine.packed, (report.episodes, report.mean_return)
 
 
 async def test_all_learners_have_the_same_weights_and_repeatable_runs_have_them_again(tmp_path: Path) -> None:
     async with asyncparl.connect(preload=["torch", "gymnasium", "asyncparl.training.learner_actor"]) as cluster:
         for algorithm in ALGORITHM_NAMES:
             await _weights(_config(algorithm), cluster, tmp_path / algorithm)
-        in_turns = _config(repeatable=True, envs_per_actor=4, unroll_length=5, batch_size=12, steps=600)
-        first, second = [await _weights(in_turns, cluster, tmp_path / name) for name in ("first", "second")]
-        assert np.array_equal(first, second)
+        in_turns = _config(repeatable=True, envs_per_actor=4, unroll_length=9, batch_size=8, steps=720)
+        runs = [await _weights(in_turns, cluster, tmp_path / name) for name in ("first", "second", "third")]
+        for weights, figures in runs[1:]:
+            assert np.array_equal(weights, runs[0][0])
+            assert figures == runs[0][1]
+        assert runs[0][1][0] >= 80  # each 9 steps of an environment are an episode; none of the last ones is missing
 
 
 async def test_catch_is_learned(tmp_path: Path) -> None:
