@@ -98,23 +98,31 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered)]
 
 
-def load_latest(folder: Path, *, warn: Callable[[str], None]) -> Checkpoint:
+def load_latest(folder: Path, *, warn: Callable[[str], None], or_best: bool = False) -> Checkpoint:
     """The newest checkpoint that can be read.
 
     Args:
-        warn: told, in one line each, which ones could not.
+        warn: told, in one line each, which ones could not, and that it is the best one.
+        or_best: the best one will do if there is no other: a run may end before its first checkpoint.
 
     Raises:
         RunFolderError: there is none.
     """
     paths = list_checkpoints(folder) if folder.is_dir() else []
+    best = folder / BEST_NAME
+    if or_best and best.exists():
+        paths.insert(0, best)
     if not paths:
         raise RunFolderError(f"there is no checkpoint in {folder} to go on from")
     for path in reversed(paths):
         try:
-            return load_checkpoint(path)
+            checkpoint = load_checkpoint(path)
         except RunFolderError as error:
             warn(str(error))
+        else:
+            if path == best:
+                warn(f"there is no other checkpoint, so the best one, of step {checkpoint.counters.agent_steps:,}")
+            return checkpoint
     raise RunFolderError(f"no checkpoint in {folder} can be read")
 
 

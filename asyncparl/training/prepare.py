@@ -89,7 +89,7 @@ def prepare_resumed_run(
         raise ConfigError(f"the run in {run_dir} is of {before.algorithm}, not of {changes['algorithm']}")
     config = change_config(before, changes)
     model_class, config = _choose_model(config, model)
-    checkpoint = load_latest(folder.checkpoints, warn=warn)
+    checkpoint = load_latest(folder.checkpoints, warn=warn, or_best=True)
     if checkpoint.counters.agent_steps >= config.steps:
         done = f"the run has {checkpoint.counters.agent_steps:,} of {config.steps:,} steps"
         raise ConfigError(f"{done}: there is nothing to resume, unless steps is set higher")

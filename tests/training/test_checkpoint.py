@@ -17,9 +17,11 @@ from asyncparl.training import RunFolderError
 from asyncparl.training.checkpoint import (
     Checkpoint,
     Counters,
+    Score,
     list_checkpoints,
     load_checkpoint,
     load_latest,
+    save_best,
     save_checkpoint,
 )
 
@@ -115,6 +117,18 @@ def test_no_checkpoint_is_one_clear_line(tmp_path: Path) -> None:
         load_latest(tmp_path, warn=pytest.fail)
     with pytest.raises(RunFolderError, match="there is no checkpoint"):
         load_latest(tmp_path / "missing", warn=pytest.fail)
+
+
+def test_the_best_checkpoint_will_do_where_there_is_no_other(tmp_path: Path) -> None:
+    algorithm = _algorithm(seed=1)
+    save_best(_checkpoint(algorithm, 640), Score(1.0, "training"), tmp_path)
+    with pytest.raises(RunFolderError, match="there is no checkpoint"):
+        load_latest(tmp_path, warn=pytest.fail)
+    warnings: list[str] = []
+    assert load_latest(tmp_path, warn=warnings.append, or_best=True).counters.agent_steps == 640
+    assert warnings == ["there is no other checkpoint, so the best one, of step 640"]
+    save_checkpoint(_checkpoint(algorithm, 1280), tmp_path)
+    assert load_latest(tmp_path, warn=pytest.fail, or_best=True).counters.agent_steps == 1280
 
 
 def test_only_damaged_checkpoints_are_one_clear_line(tmp_path: Path) -> None:
