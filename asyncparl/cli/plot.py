@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from asyncparl.cli.train import missing_package
 from asyncparl.errors import AsyncparlError
 from asyncparl.training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncparl.training.curves import Curve
 
 _X = {"steps": "agent_steps", "time": "elapsed_s"}
 _FOLDER = click.Path(path_type=Path)
@@ -74,11 +78,11 @@ def plot(  # noqa: PLR0913 - one for each option
     also be a folder of runs.
     """
     try:
-        from asyncparl.training.curves import combine, group_curves, read_curve
+        from asyncparl.training.curves import combine, group_curves
         from asyncparl.training.plot import check_plot, draw
 
         check_plot(output)
-        curves = [read_curve(path, x=_X[across], y=column) for path in _run_folders(runs)]
+        curves = _read_curves(runs, x=_X[across], y=column)
         groups = [(curve.path.name, [curve]) for curve in curves] if separate else group_curves(curves, group_by)
         names = _labels(labels, [label for label, _ in groups])
         combined = [combine(name, members, smooth=smooth) for name, (_, members) in zip(names, groups, strict=True)]
@@ -90,6 +94,23 @@ def plot(  # noqa: PLR0913 - one for each option
     for group in combined:
         click.echo(f"{group.label}: {group.num_runs} runs, mean {group.mean[-1]:.6g} at the end")
     click.echo(f"plot: {output}")
+
+
+def _read_curves(paths: Sequence[Path], *, x: str, y: str) -> list[Curve]:
+    """Of a folder of runs those that have a curve; the others are left out, which is said."""
+    from asyncparl.training.curves import NothingYet, read_curve
+
+    curves = []
+    for path in _run_folders(paths):
+        try:
+            curves.append(read_curve(path, x=x, y=y))
+        except NothingYet as error:
+            if path in paths:
+                raise
+            click.echo(f"left out: {error}", err=True)
+    if not curves:
+        raise ConfigError("there is nothing to draw")
+    return curves
 
 
 def _run_folders(paths: Sequence[Path]) -> list[Path]:

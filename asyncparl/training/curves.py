@@ -48,25 +48,30 @@ class Group:
     deviation: Array  # of the sample of runs; 0 where there is one
 
 
+class NothingYet(RunFolderError):
+    """The run has not come far enough for a curve."""
+
+
 def read_curve(path: Path, *, x: str, y: str) -> Curve:
     """A column of a run's progress.csv, or evaluations.csv where only that has it, over another one.
 
     Rows without a value yet are left out, and a last row that was cut short by a crash.
 
     Raises:
-        RunFolderError: there is no run in the folder, or no such column with data.
+        NothingYet: the column has no value yet.
+        RunFolderError: there is no run in the folder, or no such column.
     """
     config = read_config(path)
     tables = {name: _read_table(path / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE) if (path / name).is_file()}
     if not tables:
-        raise RunFolderError(f"{path} has no {PROGRESS_FILE}: nothing was reported yet")
+        raise NothingYet(f"{path} has no {PROGRESS_FILE}: nothing was reported yet")
     columns = next((columns for columns in tables.values() if x in columns and y in columns), None)
     if columns is None:
         known = ", ".join(dict.fromkeys(name for table in tables.values() for name in table))
         raise RunFolderError(f"{path} has no columns {x} and {y} in one table; there are {known}")
     known_y = np.isfinite(columns[y])
     if not known_y.any():
-        raise RunFolderError(f"{path} has no {y} yet: {len(known_y)} rows, none with a value")
+        raise NothingYet(f"{path} has no {y} yet: {len(known_y)} rows, none with a value")
     return Curve(path, config, columns[x][known_y], columns[y][known_y])
 
 

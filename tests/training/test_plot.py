@@ -114,6 +114,18 @@ def test_the_command_draws_runs_and_folders_of_runs(
         assert b"hours" in content and b"mean return" in content
 
 
+def test_of_a_folder_of_runs_those_that_have_no_curve_yet_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _run(tmp_path / "runs" / "1", [1.0, 3.0])
+    _run(tmp_path / "runs" / "2", [float("nan")])
+    assert _plot("runs", monkeypatch) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == "CartPole-v1, impala: 1 runs, mean 3 at the end"
+    assert said.err == "left out: runs/2 has no mean_return yet: 1 rows, none with a value\n"
+
+
 def test_lines_may_be_named_and_runs_kept_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
