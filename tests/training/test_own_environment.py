@@ -48,7 +48,7 @@ class Odd(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         obs = np.zeros(1 if self._fault == "later shape" else 4, np.uint8)
-        reward = {"no reward": None, "rewards": np.zeros(2)}.get(self._fault, 0.0)
+        reward = {"no reward": None, "rewards": np.zeros(2), "nan reward": np.nan}.get(self._fault, 0.0)
         if self._fault == "old step":
             return obs, reward, False, {}
         return obs, reward, False, False, {}
@@ -98,6 +98,7 @@ def test_arguments_that_the_environment_does_not_take_are_one_clear_line() -> No
     [
         ("later shape", r"Odd-v0: observation_space is uint8\[4\], but what it gives is uint8\[1\]"),
         ("no reward", r"Odd-v0: step\(\) must give a number as reward and two booleans, not reward None"),
+        ("nan reward", r"Odd-v0: step\(\) gave the reward nan: nothing can be learned from that"),
         ("rewards", r"Odd-v0: step\(\) must give a number as reward and two booleans, not reward array\(\[0., 0.\]\)"),
         ("old step", r"Odd-v0: step\(\) must give \(obs, reward, terminated, truncated, info\), not 4 values"),
     ],

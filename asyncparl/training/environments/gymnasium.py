@@ -7,6 +7,7 @@ environment that reuses its buffer then overwrites) and took a fifth less time o
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -161,12 +162,15 @@ def _step(env: gymnasium.Env[Any, Any], action: int) -> tuple[Any, float, bool, 
         )
     obs, reward, terminated, truncated, _ = result
     try:
-        return obs, float(reward), bool(terminated), bool(truncated)
+        number, flags = float(reward), (bool(terminated), bool(truncated))
     except (TypeError, ValueError) as error:
-        flags = f"terminated {terminated!r}, truncated {truncated!r}"
+        ends = f"terminated {terminated!r}, truncated {truncated!r}"
         raise WrongEnvironmentError(
-            f"{_name(env)}: step() must give a number as reward and two booleans, not reward {reward!r}, {flags}"
+            f"{_name(env)}: step() must give a number as reward and two booleans, not reward {reward!r}, {ends}"
         ) from error
+    if not math.isfinite(number):
+        raise WrongEnvironmentError(f"{_name(env)}: step() gave the reward {number}: nothing can be learned from that")
+    return obs, number, *flags
 
 
 def _name(env: gymnasium.Env[Any, Any]) -> str:
