@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from asyncparl.runtime import program
 from tests.leaks import MARK, Leak, LeakDetector, Snapshot, kill
 
 # Two busy cores make any single example slow now and then. In CI the same examples are tried every time.
@@ -23,6 +24,8 @@ _temporary_folder = pytest.StashKey[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Mark all processes that the tests start, and give them a temporary folder that no other run uses."""
+    # Workers load what they need, and not torch because some test has imported it: that takes seconds for each cluster.
+    program.PRELOADABLE = ("numpy",)
     hypothesis.settings.load_profile("asyncparl-ci" if os.environ.get("CI") else "asyncparl")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell. Tests of Ctrl-C, and the programs that they start, would wait for ever.
