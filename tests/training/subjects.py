@@ -24,7 +24,7 @@ class _Misbehaviour(gymnasium.Env[NDArray[np.float32], Any]):
     """A game, until a file says what to do in the next step; whoever reads it first removes it.
 
     Args:
-        folder: where a file may be: `die`, `fail` or `nan`. `always`: the file stays.
+        folder: where a file may be: `die`, `fail` or `huge`. `always`: the file stays.
     """
 
     def __init__(self, folder: str, always: bool = False) -> None:
@@ -38,7 +38,7 @@ class _Misbehaviour(gymnasium.Env[NDArray[np.float32], Any]):
         if self._is_told_to("fail"):
             raise LookupError("the game is lost")
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, float("nan") if self._is_told_to("nan") else reward, terminated, truncated, info
+        return obs, 1e38 if self._is_told_to("huge") else reward, terminated, truncated, info
 
     def _is_told_to(self, what: str) -> bool:
         path = self._folder / what

@@ -147,7 +147,7 @@ async def test_what_happens_to_an_actor_of_another_learner_is_raised_here(tmp_pa
 
 async def test_divergence_is_reported_once(tmp_path: Path) -> None:
     trainer = Trainer(_with_folder(tmp_path, MISBEHAVING_ID, steps=10**9), run_dir=tmp_path / "run")
-    display = Watcher(lambda report: report.updates > 0, (tmp_path / "nan").touch)
+    display = Watcher(lambda report: report.updates > 0, (tmp_path / "huge").touch)
     with pytest.raises(TrainingError, match=r"^(learner 2 of 2: )?training diverged in update \d+"):
         await _run(trainer, display)
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == []

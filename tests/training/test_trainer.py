@@ -180,7 +180,7 @@ async def test_what_the_environment_raises_is_raised_with_its_remote_traceback(t
 
 async def test_divergence_is_reported_and_not_saved(tmp_path: Path) -> None:
     trainer = Trainer(_misbehaving(tmp_path, steps=10**9), run_dir=tmp_path / "run")
-    display = Watcher(lambda report: report.updates > 0, (tmp_path / "nan").touch)
+    display = Watcher(lambda report: report.updates > 0, (tmp_path / "huge").touch)
     with pytest.raises(TrainingError, match=r"training diverged in update \d+"):
         await _run(trainer, display)
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
