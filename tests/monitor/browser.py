@@ -49,6 +49,10 @@ def skip_without_browser() -> None:
         pytest.skip("no Chromium: `apt-get install chromium` (.ci/run does, as root)")
 
 
+class BrowserError(Exception):
+    """What the browser would not do."""
+
+
 class Browser:
     """`with` ends it, and all of its processes."""
 
@@ -127,7 +131,8 @@ class Browser:
         while number not in self._answers:
             self.listen(deadline - time.monotonic())
         answer = self._answers.pop(number)
-        assert "error" not in answer, f"{method}: {answer['error']}"
+        if "error" in answer:
+            raise BrowserError(f"{method}: {answer['error']}")
         return dict(answer["result"])
 
     def listen(self, within_s: float) -> None:
@@ -201,10 +206,18 @@ class Page:
     def wait(self, condition: str, within_s: float = PATIENCE_S) -> float:
         """Until an expression is true; how many seconds that took."""
         began = time.monotonic()
-        while not self.evaluate(condition):
+        while not self._is_true(condition):
             assert time.monotonic() < began + within_s, f"not within {within_s} s: {condition}\n{self.text()}"
             time.sleep(0.02)
         return time.monotonic() - began
+
+    def _is_true(self, condition: str) -> bool:
+        try:
+            return bool(self.evaluate(condition))
+        except BrowserError as error:
+            if "navigated" in str(error) or "context" in str(error):
+                return False  # asked of a page that has just been left
+            raise
 
     def text(self, selector: str = "body") -> str:
         """What can be read there."""

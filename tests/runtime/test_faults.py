@@ -132,12 +132,13 @@ class Victim:
             await trio.sleep(0.005)
         yield inflict(name)
 
-    def inflict_at_signal(self, name: str) -> int:
+    def inflict_at_signal(self, name: str, heard: Path) -> int:
         def at_signal(_: int, frame: FrameType | None) -> None:
             if frame is None or frame.f_code is not Executor.run.__code__:  # it has not done with this call yet
                 threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1)).start()
                 return
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # once
+            heard.touch()
             inflict(name)
 
         signal.signal(signal.SIGUSR1, at_signal)
@@ -291,17 +292,18 @@ async def test_a_fault_settles_every_one_of_a_thousand_calls_that_wait(tmp_path:
     await for_every_fault(check)
 
 
-async def test_a_fault_of_an_idle_actor_is_known_before_the_next_call() -> None:
+async def test_a_fault_of_an_idle_actor_is_known_before_the_next_call(tmp_path: Path) -> None:
     async def check(name: str, fault: Fault) -> None:
         if fault.raises is not None:
             fault = Fault(fault.inflict, exit_code=1)  # raised outside of any call, as in any program
         victim = Victim()
-        pid = await victim.inflict_at_signal(name)
-        os.kill(pid, signal.SIGUSR1)
-        while fault.is_deadly and "dead" not in repr(victim):
+        heard = tmp_path / name
+        pid = await victim.inflict_at_signal(name, heard)
+        while not heard.exists():
+            os.kill(pid, signal.SIGUSR1)  # again, for Python hears it late if it was just about to wait
             await trio.sleep(0.05)
-            with contextlib.suppress(ProcessLookupError):  # Python hears it late if it was just about to wait
-                os.kill(pid, signal.SIGUSR1)
+        while fault.is_deadly and "dead" not in repr(victim):
+            await trio.sleep(0.01)
         assert await settles(victim.echo("went on"), fault) in (CallFate.NEVER_STARTED, None)
         await asyncparl.close(victim)
 

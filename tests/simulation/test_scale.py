@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -185,20 +186,20 @@ async def test_a_master_that_answers_nobody_for_3_seconds_loses_nobody(autojump_
 @pytest.mark.slow
 async def test_an_hour_without_work_costs_no_memory_and_no_node(autojump_clock: MockClock) -> None:
     async with _cluster() as cluster:
-        await cluster.add_machines(50)
+        await cluster.add_machines(10)
         driver = await cluster.add_driver()
-        await driver.run_actors(200)
+        await driver.run_actors(40)
         await trio.sleep(60)
         objects, size = await _memory()
         await trio.sleep(HOUR_S)
         num_more, more_bytes = (now - before for now, before in zip(await _memory(), (objects, size), strict=True))
         print(f"{num_more} objects more, {more_bytes} bytes")
-        # Half a million messages, a minute of CPU. What each node leaves behind twice in the hour would show.
-        assert num_more < 100
+        # A hundred thousand messages. What each node leaves behind twice in the hour would show.
+        assert num_more < 20
         assert more_bytes < 20_000
         assert cluster.log.lost == {}
-        assert cluster.log.num_joined == 50
-        assert (len(driver.running), driver.ended) == (200, {})
+        assert cluster.log.num_joined == 10
+        assert (len(driver.running), driver.ended) == (40, {})
 
 
 async def _memory() -> tuple[int, int]:
@@ -208,7 +209,8 @@ async def _memory() -> tuple[int, int]:
         await trio.sleep(0.13)
         gc.collect()
         objects = gc.get_objects()
-        moments.append((len(objects), sum(map(sys.getsizeof, objects))))
+        with warnings.catch_warnings(action="ignore"):  # of deprecated types that other tests have loaded
+            moments.append((len(objects), sum(map(sys.getsizeof, objects))))
         del objects
     return min(moments)
 
