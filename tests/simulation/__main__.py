@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ def main() -> int:
     failed: list[int] = []
     began, shown = time.process_time(), time.monotonic()
     num, simulated_s = 0, 0.0
+    gc.freeze()
     for seed in range(options.start, options.start + options.seeds):
         outcome = run(scenario_of(seed))
         num += 1

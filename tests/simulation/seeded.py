@@ -156,6 +156,7 @@ def _settling(settle: Callable[..., None], report: Callable[[str], None]) -> Cal
 @contextlib.contextmanager
 def _collected_by_hand() -> Iterator[None]:
     """Finalizers of what is in a circle run when the scenario says so. What there is already is not looked at."""
+    was_frozen = gc.get_freeze_count() > 0  # by a program that runs nothing but scenarios: there is little to look at
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -163,7 +164,8 @@ def _collected_by_hand() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager
