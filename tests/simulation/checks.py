@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 
 from asyncparl.protocol.link import CALL_WINDOW
 from asyncparl.runtime.actor import ActorHandle
@@ -19,12 +19,25 @@ from tests.simulation.simulated_workers import SimulatedWorker
 from tests.simulation.users import Users
 from tests.simulation.world import World
 
+Check = Callable[[World, Users], None]
+
 ORPHAN_LIMIT_S = 5.0
 VANISHED_LIMIT_S = 15.0
 TOLD_LIMIT_S = 5.0 + 2 * REPORT_LIMIT_S + 1.0
 """Silence of the node, a link that is lost without a report, and delays of the network."""
 _SLACK_S = 3.0
 """For what a test may do between two looks, delays of the network, and the graces of a worker's end."""
+
+
+def holds(check: Check, world: World, users: Users) -> bool:
+    """Whether there would be no bug. Nothing is noted."""
+    noted = world.bugs, world.log, world.counts
+    world.bugs, world.log, world.counts = [], [], Counter()
+    try:
+        check(world, users)
+        return not world.bugs
+    finally:
+        world.bugs, world.log, world.counts = noted
 
 
 def unsettled(calls: Iterable[Made]) -> list[Made]:
@@ -48,6 +61,13 @@ def when_quiet(world: World, users: Users) -> None:
     _results_kept_their_order(world, users)
     _what_is_lent_is_held(world)
     _no_transfer_is_left(world)
+
+
+def when_left(world: World, users: Users) -> None:
+    """All programs were told to leave."""
+    for driver in world.drivers:
+        if not driver.process.is_dead:
+            world.bug(f"{driver.process} does not end")
 
 
 def when_closed(world: World, users: Users) -> None:

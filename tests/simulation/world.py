@@ -47,6 +47,8 @@ class Settings:
     """How likely a job of an actor is kept waiting."""
     is_shared: bool = False
     """Whether programs run on the machine of the first node."""
+    is_in_a_hurry: bool = False
+    """Whether it ends as soon as everything is in order, instead of showing that it stays so."""
 
 
 class Witness:
