@@ -26,3 +26,8 @@ def new_token() -> str:
 def new_driver_id() -> str:
     """An id that no other driver of any cluster has."""
     return secrets.token_hex(6)
+
+
+def class_of(actor_name: str) -> str:
+    """The class of an actor by its name alone: `Simulator`, of `Simulator#3` as of `Trainer#1/Simulator#3`."""
+    return actor_name.rpartition("/")[2].rpartition("#")[0] or actor_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import resource
@@ -61,10 +62,15 @@ def host_identity() -> str:
     """The same for two processes exactly if they share the kernel and its network: then socket files work between them.
 
     A host name would not do: containers share it, and several machines may have the same.
+
+    Raises:
+        OSError: too many files are open.
     """
     try:
         return f"{_BOOT_ID.read_text().strip()}/{os.readlink(_NETWORK_NAMESPACE)}"
-    except OSError:
+    except OSError as error:
+        if out_of_files(error):
+            raise
         return f"{platform.node()}/{platform.system()}"
 
 
@@ -86,6 +92,39 @@ def allow_many_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # then the usual error comes where a file cannot be opened
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def explain(error: BaseException, who: str = "this process") -> str:
+    """An error of this process in words. Where too many files are open: whose limit that is, and what to do.
+
+    Args:
+        who: which process this is, for people.
+    """
+    return out_of_files(error, who) or str(error) or repr(error)
+
+
+def out_of_files(error: BaseException, who: str = "this process") -> str:
+    """The same, but empty if it is not that too many files are open."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENFILE:
+        return "Too many open files on this machine: close some, or raise its limit (sysctl fs.file-max)"
+    if number != errno.EMFILE:
+        return ""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = ("unlimited" if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    return (
+        f"Too many open files: {who} (pid {os.getpid()}) may have {soft} (ulimit -n; its hard limit is {hard}); "
+        "start it with a higher limit, or use fewer actors"
+    )
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP, or by a debugger); False where the system does not tell."""
+    try:
+        # The name in parentheses may hold anything; the state comes after it.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
 
 
 def python_version() -> str:

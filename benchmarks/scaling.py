@@ -248,14 +248,14 @@ def tables(inputs: Inputs, config: TrainingConfig) -> str:
 
 def _sizes(config: TrainingConfig) -> Iterator[str]:
     steps = config.unroll_length * config.envs_per_actor
-    yield "| of Pong, 84 x 84, 4 frames | a rollout | an agent step |"
+    yield "| of Pong, 84 x 84, 4 frames | bytes | an agent step |"
     yield "|---|--:|--:|"
     for name, num_bytes in (
-        ("stacks of frames, as the networks see them", stacked_bytes(config)),
-        ("single frames, as they are sent", rollout_bytes(config)),
-        ("weights back, to an actor, for each rollout", weights_bytes()),
+        ("a rollout: stacks of frames, as the networks see them", stacked_bytes(config)),
+        ("a rollout: single frames, as they are sent", rollout_bytes(config)),
     ):
         yield f"| {name} | {_bytes(num_bytes)} | {num_bytes / steps:,.0f} B |"
+    yield f"| weights: back, to each host, for each update at most | {_bytes(weights_bytes())} | |"
 
 
 def _demand(inputs: Inputs, config: TrainingConfig) -> Iterator[str]:

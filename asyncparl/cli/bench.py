@@ -8,12 +8,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import click
 
 from asyncparl.bench.parts import PARTS
+from asyncparl.cli.signals import Terminated, sigterm_raised
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -65,23 +65,13 @@ def bench(rows: Sequence[str], *, peers: bool, save: Path | None, repeats: int) 
     sys.exit(status or min(1, benchmark.num_failed))
 
 
-class _Terminated(BaseException):
-    """SIGTERM."""
-
-
 def _run(run: Callable[[], None]) -> int:
     """The exit status that follows from how it ended."""
-
-    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
     try:
-        run()
+        with sigterm_raised():
+            run()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except _Terminated:
+    except Terminated:
         return TERMINATED
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0

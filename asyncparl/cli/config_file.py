@@ -7,16 +7,22 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.errors import ConfigError
 from asyncparl.training.presets import DEFAULTS, AlgorithmName
+from asyncparl.training.protocols import PROTOCOLS
 from asyncparl.training.run_files import CONFIG_FILE
 
 _MORE = ("preset", "protocol")
+
+
+def is_of_run(path: Path) -> bool:
+    """Whether it holds all settings of a run, and not those that somebody has chosen."""
+    return path.is_dir() or path.suffix == ".json"
 
 
 def read_config_file(path: Path, algorithm: AlgorithmName) -> dict[str, Any]:
@@ -37,9 +43,20 @@ def read_config_file(path: Path, algorithm: AlgorithmName) -> dict[str, Any]:
     _check_names(path, values)
     if values.pop("algorithm", algorithm) != algorithm:
         raise ConfigError(f"{path} is for another algorithm than {algorithm}: remove it there, or train that")
-    if not isinstance(values.get("env_options", {}), dict):
+    options = values.get("env_options", {})
+    if not isinstance(options, dict):
         raise ConfigError(f"{path}: env_options must be a table of names and values")
+    if is_of_run(path) and options:
+        values["env_options"] = chosen_options(options)
     return values
+
+
+def chosen_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the environment options of a run, which are all there, those that are not as they would be anyway."""
+    from asyncparl.training.environments import EnvironmentOptions
+
+    default = json.loads(json.dumps(asdict(EnvironmentOptions())))  # tuples are lists in JSON
+    return {name: value for name, value in options.items() if name not in default or value != default[name]}
 
 
 def merge(from_file: Mapping[str, Any], given: Mapping[str, Any], algorithm: AlgorithmName) -> dict[str, Any]:
@@ -49,6 +66,9 @@ def merge(from_file: Mapping[str, Any], given: Mapping[str, Any], algorithm: Alg
     epsilon of an optimizer that has none.
     """
     merged = {**from_file, **given}
+    if "protocol" in given and "env_options" in from_file:
+        options = from_file["env_options"]
+        merged["env_options"] = {name: options[name] for name in options if name not in PROTOCOLS[given["protocol"]]}
     if DEFAULTS[algorithm].is_synchronous and "batch_size" not in given:
         merged.pop("batch_size", None)
     if merged.get("optimizer") == "adam" and "rms_epsilon" not in given:

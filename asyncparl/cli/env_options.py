@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any
 
-from asyncparl.training.environments import EnvironmentOptions
+from asyncparl.training.environments import EnvironmentOptions, check_given_options
 from asyncparl.training.errors import ConfigError
 from asyncparl.training.protocols import ProtocolName
 
@@ -32,6 +32,18 @@ def make_env_options(
         return EnvironmentOptions(**values) if protocol is None else EnvironmentOptions.for_protocol(protocol, **values)
     except ValueError as error:
         raise ConfigError(f"{'--env-option' if texts else 'env_options'}: {error}") from error
+
+
+def check_concern(env: str, from_file: Iterable[str], texts: Sequence[str]) -> None:
+    """Refuse an option that means nothing to this environment, wherever it stands and whatever its value.
+
+    Raises:
+        ConfigError: one line for the first one.
+    """
+    try:
+        check_given_options(env, [*from_file, *(text.partition("=")[0] for text in texts)])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _parse(text: str) -> tuple[str, Any]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import trio
 
-from asyncparl.cli.train import missing_package
+from asyncparl.cli.signals import Terminated, sigterm_raised
+from asyncparl.cli.train import missing_package, raised_in_actor
 from asyncparl.errors import AsyncparlError
 from asyncparl.training.errors import ConfigError, unwrapped_errors
 
 if TYPE_CHECKING:
     from asyncparl.training.checkpoint import Checkpoint
+    from asyncparl.training.environments import Episode
     from asyncparl.training.evaluation import Evaluation, EvaluationSetup
     from asyncparl.training.trained_run import TrainedRun
 
@@ -37,7 +42,10 @@ _BOTH = "both"
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Of games and policy.  [default: that of the run]")
 @click.option(
-    "--actors", type=click.IntRange(min=1), default=1, help="Processes that share the episodes.  [default: 1]"
+    "--actors",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Processes, each for eight episodes at a time.  [default: 1]",
 )
 @click.option(
     "--video", type=click.Path(path_type=Path), metavar="FILE|FOLDER",
@@ -54,34 +62,54 @@ def evaluate(
     """
     try:
         with unwrapped_errors():
-            _evaluate(run, checkpoint, episodes, deterministic, seed, actors, video)
+            stopped_by = _evaluate(run, checkpoint, episodes, deterministic, seed, actors, video)
+    except (KeyboardInterrupt, Terminated) as stop:
+        stopped_by = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+        click.echo(f"stopped by {stopped_by.name}", err=True)
     except ModuleNotFoundError as error:
         raise missing_package(error) from error
     except (AsyncparlError, OSError) as error:
         raise click.ClickException(str(error)) from error
+    except Exception as error:
+        raise raised_in_actor(error) from error
+    if stopped_by is not None:
+        sys.exit(128 + stopped_by)
 
 
 def _evaluate(
     run: Path, which: str, num_episodes: int, deterministic: bool, seed: int | None, num_actors: int, video: Path | None
-) -> None:
-    from asyncparl.training.evaluation import EvaluationSetup, check_num_episodes
-    from asyncparl.training.trained_run import TrainedRun
+) -> signal.Signals | None:
+    """None: to its end; else what has stopped it."""
+    with sigterm_raised():
+        from asyncparl.training.evaluation import EvaluationSetup, check_num_episodes, useful_actors
+        from asyncparl.training.trained_run import TrainedRun
+        from asyncparl.training.video import check_filmed
 
-    try:
-        check_num_episodes(num_episodes)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    trained = TrainedRun.open(run)
-    names = trained.names() if which == _BOTH else [which]
-    checkpoints = {name: trained.checkpoint(name, warn=_warn) for name in names}
-    films = _films(names, video)
-    for checkpoint in checkpoints.values():
-        trained.check_fit(checkpoint)
-    setup = EvaluationSetup(trained.config, trained.model_class, deterministic, seed)
-    evaluations = trio.run(_play, setup, list(checkpoints.values()), num_episodes, num_actors)
-    _print_table(trained, checkpoints, evaluations)
-    for name, path in films.items():
-        _film(setup, checkpoints[name], path)
+        try:
+            check_num_episodes(num_episodes)
+            num_actors = useful_actors(num_actors, num_episodes)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        trained = TrainedRun.open(run)
+        names = trained.names() if which == _BOTH else [which]
+        checkpoints = {name: trained.checkpoint(name, warn=_warn) for name in names}
+        films = _films(names, video)
+        for checkpoint in checkpoints.values():
+            trained.check_fit(checkpoint)
+        setup = EvaluationSetup(trained.config, trained.model_class, deterministic, seed)
+        if films:
+            check_filmed(setup, films.values())
+    played = _Played(checkpoints, num_episodes)
+    trio.run(_play, setup, played, num_actors)
+    if played.num_played():
+        _print_table(trained, played)
+    if played.stopped_by is not None:
+        click.echo(f"stopped by {played.stopped_by.name} {played.how_far()}", err=True)
+        return played.stopped_by
+    with sigterm_raised():
+        for name, path in films.items():
+            _film(setup, checkpoints[name], path)
+    return None
 
 
 def _films(names: Sequence[str], video: Path | None) -> dict[str, Path]:
@@ -101,29 +129,85 @@ def _films(names: Sequence[str], video: Path | None) -> dict[str, Path]:
     return films
 
 
-async def _play(
-    setup: EvaluationSetup, checkpoints: Sequence[Checkpoint], num_episodes: int, num_actors: int
-) -> list[Evaluation]:
+class _Played:
+    """What was played of each checkpoint so far. Of whole groups alone: in a group short episodes end first.
+
+    Args:
+        checkpoints: by name.
+        num_episodes: of each, in the end.
+    """
+
+    def __init__(self, checkpoints: Mapping[str, Checkpoint], num_episodes: int) -> None:
+        self.checkpoints = checkpoints
+        self.num_episodes = num_episodes
+        self.stopped_by: signal.Signals | None = None
+        self._groups: dict[str, dict[int, list[Episode]]] = {name: {} for name in checkpoints}
+
+    def add(self, name: str, first: int, episodes: list[Episode]) -> None:
+        """A group, and the number of its first episode."""
+        self._groups[name][first] = episodes
+        if sys.stderr.isatty():
+            click.echo(f"\r{self.num_played()} of {self._all()} episodes", err=True, nl=False)
+
+    def evaluations(self) -> dict[str, Evaluation]:
+        """Of those that have been played at all."""
+        from asyncparl.training.evaluation import Evaluation
+
+        return {
+            name: Evaluation(tuple(episode for _, episodes in sorted(groups.items()) for episode in episodes))
+            for name, groups in self._groups.items()
+            if groups
+        }
+
+    def num_played(self) -> int:
+        """Episodes of all checkpoints."""
+        return sum(len(episodes) for groups in self._groups.values() for episodes in groups.values())
+
+    def how_far(self) -> str:
+        """In words."""
+        if self.num_played() == 0:
+            return "before the first episodes were over"
+        return f"after {self.num_played()} of {self._all()} episodes; those under way do not count"
+
+    def _all(self) -> int:
+        return self.num_episodes * len(self.checkpoints)
+
+
+async def _play(setup: EvaluationSetup, played: _Played, num_actors: int) -> None:
+    """Until all is played, or a signal comes."""
     import asyncparl
     from asyncparl.training.evaluation import PRELOAD, Evaluator
 
-    async with asyncparl.connect(preload=PRELOAD):
-        evaluator = Evaluator(setup, num_actors)
-        return [await evaluator.evaluate(each.model_weights(), num_episodes) for each in checkpoints]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal, played, nursery.cancel_scope)
+        async with asyncparl.connect(preload=PRELOAD):
+            evaluator = Evaluator(setup, num_actors)
+            for name, checkpoint in played.checkpoints.items():
+                add = partial(played.add, name)
+                await evaluator.evaluate(checkpoint.model_weights(), played.num_episodes, on_played=add)
+        nursery.cancel_scope.cancel()
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", err=True, nl=False)
 
 
-def _print_table(trained: TrainedRun, checkpoints: dict[str, Checkpoint], evaluations: Sequence[Evaluation]) -> None:
+async def _stop_on_signal(played: _Played, scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        played.stopped_by = signal.Signals(await anext(signals))
+    scope.cancel()  # the next signal finds the handlers that were there before
+
+
+def _print_table(trained: TrainedRun, played: _Played) -> None:
     config = trained.config
     click.echo(f"{config.algorithm} on {config.env}, run {trained.path}")
     click.echo(
         f"{'checkpoint':12}{'steps':>13}{'episodes':>10}{'mean':>11}{'median':>11}{'deviation':>11}"
         f"{'min':>11}{'max':>11}{'length':>10}"
     )
-    for (name, checkpoint), evaluation in zip(checkpoints.items(), evaluations, strict=True):
+    for name, evaluation in played.evaluations().items():
         figures = evaluation.figures()
         returns = "".join(f"{figures[f'{each}_return']:11.2f}" for each in ("mean", "median", "std", "min", "max"))
         click.echo(
-            f"{Path(name).name:12}{checkpoint.counters.agent_steps:13,}{figures['episodes']:10}{returns}"
+            f"{Path(name).name:12}{played.checkpoints[name].counters.agent_steps:13,}{figures['episodes']:10}{returns}"
             f"{figures['mean_length']:10.1f}"
         )
 

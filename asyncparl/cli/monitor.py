@@ -60,7 +60,8 @@ monitor_option = click.option(
     type=BindType(),
     is_flag=False,
     flag_value="true",
-    help="Serve a web monitor, for this machine only unless a host such as 0.0.0.0 is given.  [default: 8011]",
+    help="Serve a web monitor, for this machine only unless a host such as 0.0.0.0 is given; at 8011 if nothing is.  "
+    "[default: none]",
 )
 """Of commands that start something to look at."""
 
@@ -78,7 +79,8 @@ monitor_text_option = click.option(
     is_flag=False,
     flag_value="true",
     metavar="[HOST:]PORT",
-    help="Show the run in a browser, on this machine only unless a host such as 0.0.0.0 is given.  [default: 8011]",
+    help="Show the run in a browser, on this machine only unless a host such as 0.0.0.0 is given; at 8011 if nothing "
+    "is.  [default: not at all]",
 )
 """The same as text, for `asyncparl.connect`."""
 

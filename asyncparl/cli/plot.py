@@ -89,10 +89,14 @@ def plot(  # noqa: PLR0913 - one for each option
         draw(combined, output, x=_X[across], y=column, band=band, title=title)  # type: ignore[arg-type]
     except ModuleNotFoundError as error:
         raise missing_package(error) from error
-    except (AsyncparlError, OSError) as error:
+    except OSError as error:
+        raise click.ClickException(f"plot {output} cannot be written: {error.strerror or error}") from error
+    except AsyncparlError as error:
         raise click.ClickException(str(error)) from error
     for group in combined:
-        click.echo(f"{group.label}: {group.num_runs} runs, mean {group.mean[-1]:.6g} at the end")
+        click.echo(
+            f"{group.label}: {group.num_runs} run{'s' * (group.num_runs > 1)}, mean {group.mean[-1]:.6g} at the end"
+        )
     click.echo(f"plot: {output}")
 
 

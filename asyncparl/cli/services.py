@@ -255,8 +255,10 @@ def _first_error(group: BaseException) -> BaseException:
 
 def _in_one_line(error: BaseException) -> str:
     """Without the number that the system has for it."""
-    if not isinstance(error, OSError) or error.filename is None:
-        return str(error)
+    from asyncparl.machine import explain, out_of_files
+
+    if not isinstance(error, OSError) or error.filename is None or out_of_files(error):
+        return explain(error)
     hint = "; is a master running there already?" if error.errno == errno.EADDRINUSE else ""
     return f"{str(error.filename).removeprefix('tcp://')}: {error.strerror}{hint}"
 

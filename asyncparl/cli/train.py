@@ -13,8 +13,10 @@ import click
 import trio
 
 from asyncparl.cli.addresses import AddressType
+from asyncparl.cli.groups import CommandGroup
 from asyncparl.cli.monitor import monitor_text_option
-from asyncparl.errors import AsyncparlError
+from asyncparl.cli.signals import Terminated, sigterm_raised
+from asyncparl.errors import AsyncparlError, RemoteTraceback
 from asyncparl.training.config import OPTIMIZERS, PRECISIONS, TrainingConfig
 from asyncparl.training.errors import ConfigError, unwrapped_errors
 from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS, PRESET_NAMES, AlgorithmName, concerns
@@ -89,7 +91,9 @@ _SETTINGS = (
     _Setting("--precision", "precision", click.Choice(PRECISIONS), "Of the network.", "bf16 where that is fast"),
     _Setting("--learner-threads", "learner_threads", _POSITIVE, "CPU threads of each learner.", _MACHINE),
     _Setting("--learners", "num_learners", _POSITIVE, "Processes that learn, each from its share of every batch."),
-    _Setting("--evaluate-every", "evaluate_every", _POSITIVE, "Agent steps between evaluations.", "there are none"),
+    _Setting(
+        "--evaluate-every", "evaluate_every", click.IntRange(min=0), "Agent steps between evaluations; 0: none.", "0",
+    ),
     _Setting("--evaluation-episodes", "evaluation_episodes", _POSITIVE, "Episodes that each of them plays."),
     _Setting("--checkpoint-interval", "checkpoint_interval_s", _MORE_THAN_0, "Seconds between checkpoints."),
     _Setting("--report-interval", "report_interval_s", _MORE_THAN_0, "Seconds between rows of progress.csv."),
@@ -118,9 +122,9 @@ def _option(setting: _Setting, value: Any) -> Callable[[FunctionT], FunctionT]:
     return click.option(setting.option, setting.name, type=setting.kind, default=None, help=text)
 
 
-@click.group()
+@click.group(cls=CommandGroup, subcommand_metavar="ALGORITHM [OPTIONS]")
 def train() -> None:
-    """Train an agent."""
+    """Train an agent, or go on with a run: asyncparl train ALGORITHM --help shows all options."""
 
 
 _SUMMARIES: dict[AlgorithmName, str] = {
@@ -147,6 +151,13 @@ def _command(algorithm: AlgorithmName) -> click.Command:
     for option in reversed(_common_options(algorithm)):
         command = option(command)
     return click.command(algorithm)(command)
+
+
+class _ClusterType(AddressType):
+    """An address, or none, which is an empty text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return "" if value in ("", "none") else super().convert(value, param, ctx)
 
 
 def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
@@ -179,7 +190,8 @@ def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
             "env_options",
             multiple=True,
             metavar="NAME=VALUE",
-            help="Of the preprocessing, such as frame_skip=4 or episodic_life=true. May be repeated.",
+            help="Of the environment: frame_skip=4 or episodic_life=true of an Atari game, max_episode_steps=500 or "
+            "'arguments={\"size\": 8}' of others. May be repeated; docs/training.md has the names.",
         ),
         click.option(
             "--model",
@@ -188,9 +200,9 @@ def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
         ),
         click.option(
             "--cluster",
-            type=AddressType(as_text=True),
-            help="Play on the nodes of this cluster; the learner stays here. --actors is then by its free CPUs.  "
-            "[default: this machine]",
+            type=_ClusterType(as_text=True),
+            help="Play on the nodes of this cluster; the learner stays here. --actors is then by its free CPUs. none: "
+            "on this machine after all, where a resumed run or --config says otherwise.  [default: this machine]",
         ),
         monitor_text_option,
         click.option(
@@ -202,7 +214,8 @@ def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
             "--resume",
             type=_FOLDER,
             metavar="RUN",
-            help="Go on with the run in this folder. Other options may change how it runs, not what it is.",
+            help="Go on with the run in this folder. Options may change how it runs, such as --steps, --actors and "
+            "--device, not what it is; docs/training.md has a list.",
         ),
     ]
 
@@ -219,12 +232,15 @@ def _train(
 ) -> NoReturn:
     """Train, and end the process."""
     given = {name: value for name, value in settings.items() if value is not None}
+    # Zero evaluations and no cluster are None among the settings, and win over what a file or a run says.
+    given |= {name: given[name] or None for name in ("evaluate_every", "cluster") if name in given}
     try:
-        trainer = _make_trainer(algorithm, given, config_file, env_options, run_dir, resume)
+        with sigterm_raised():
+            trainer = _make_trainer(algorithm, given, config_file, env_options, run_dir, resume)
         result = trio.run(_run, trainer, _make_display(trainer), monitor or False)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as stop:
         click.echo("stopped at once", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(TERMINATED if isinstance(stop, Terminated) else INTERRUPTED)
     except BrokenPipeError:
         # Nobody reads what we say. Python's own flush at exit must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -233,6 +249,8 @@ def _train(
         raise missing_package(error) from error
     except AsyncparlError as error:
         raise click.ClickException(str(error)) from error
+    except Exception as error:
+        raise raised_in_actor(error) from error
     _say_how_it_ended(algorithm, result)
     sys.exit({None: 0, "SIGTERM": TERMINATED}.get(result.stop_reason, INTERRUPTED))
 
@@ -251,7 +269,7 @@ def _make_trainer(
     keep_freed_memory()
     if resume is not None:
         _check_resumable(given, config_file, run_dir)
-        changes = _with_env_options(given, env_options)
+        changes = _with_env_options_of(resume, given, env_options) if env_options else given
         return Trainer.resume(resume, changes={"algorithm": algorithm, **changes}, warn=_warn)
     settings = _with_env_options(_from_file(config_file, given, algorithm), env_options)
     if "env" not in settings:
@@ -275,22 +293,39 @@ def _check_resumable(given: dict[str, Any], config_file: Path | None, run_dir: P
 
 
 def _from_file(config_file: Path | None, given: dict[str, Any], algorithm: AlgorithmName) -> dict[str, Any]:
-    from asyncparl.cli.config_file import merge, read_config_file
+    from asyncparl.cli.config_file import is_of_run, merge, read_config_file
 
-    return given if config_file is None else merge(read_config_file(config_file, algorithm), given, algorithm)
+    if config_file is None:
+        return given
+    if "preset" in given and is_of_run(config_file):
+        raise ConfigError("--preset is for what nobody says, and the settings of a run say everything: leave it out")
+    return merge(read_config_file(config_file, algorithm), given, algorithm)
 
 
 def _with_env_options(settings: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """Protocol and options as the one setting that they are."""
-    from asyncparl.cli.env_options import make_env_options
+    from asyncparl.cli.env_options import check_concern, make_env_options
     from asyncparl.training.environments import find_atari_game
 
     settings = dict(settings)
     protocol = settings.pop("protocol", None)
     if protocol is not None and "env" in settings and find_atari_game(settings["env"]) is None:
         raise ConfigError(f"--protocol is only for Atari games, which {settings['env']!r} is not")
-    options = make_env_options(protocol, settings.pop("env_options", {}), texts)
+    from_file = settings.pop("env_options", {})
+    options = make_env_options(protocol, from_file, texts)
+    if "env" in settings:
+        check_concern(settings["env"], from_file, texts)
     return settings if options is None else {**settings, "env_options": options}
+
+
+def _with_env_options_of(run: Path, given: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """The changes of a resumed run: those of its environment options that are not given stay as they are."""
+    from asyncparl.cli.config_file import chosen_options
+    from asyncparl.training.run_files import read_config
+
+    before = read_config(run)
+    settings = {"env": before.get("env", ""), "env_options": chosen_options(before.get("env_options") or {})}
+    return {**given, "env_options": _with_env_options(settings, texts)["env_options"]}
 
 
 def _actors_of_cluster(algorithm: AlgorithmName, settings: dict[str, Any]) -> int:
@@ -356,6 +391,18 @@ def missing_package(error: ModuleNotFoundError) -> click.ClickException:
     if package in {"torch", "numpy", "gymnasium", "ale_py", "rich", "tensorboard"}:
         return click.ClickException(f"training needs {package}, which is not installed: pip install 'asyncparl[train]'")
     raise error
+
+
+def raised_in_actor(error: Exception) -> click.ClickException:
+    """What code of the user raised in an actor. Where in that code is written; our side of the call tells him nothing.
+
+    Anything else is raised as it is.
+    """
+    if not isinstance(error.__cause__, RemoteTraceback):
+        raise error
+    click.echo(error.__cause__.args[0].rstrip(), err=True)
+    where = "; ".join(getattr(error, "__notes__", ()))
+    return click.ClickException(f"{type(error).__name__}: {error}; {where}")
 
 
 for _name in ALGORITHM_NAMES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from asyncparl.ids import class_of
 from asyncparl.monitor.picture import ActorRow
 from asyncparl.monitor.totals import Totals
 from asyncparl.protocol.cluster_view import ActorSummary, ClusterView, WaitingSummary
@@ -59,7 +60,7 @@ class ActorRows:
     def unknown(actor_id: str, name: str, node_id: str, node: str) -> ActorRow:
         """An actor of which only this is known."""
         return ActorRow(
-            actor_id=actor_id, name=name, class_name=_class_name(name), node_id=node_id, node=node, state="unknown"
+            actor_id=actor_id, name=name, class_name=class_of(name), node_id=node_id, node=node, state="unknown"
         )
 
     def _remember(self, new: ActorFigures, node: str, at: float) -> None:
@@ -84,7 +85,7 @@ def _base_row(
     return ActorRow(
         actor_id=actor.actor_id,
         name=actor.name,
-        class_name=_class_name(actor.name),
+        class_name=class_of(actor.name),
         program=drivers.get(actor.driver_id, "?"),
         node_id=actor.node_id,
         node=names.get(actor.node_id, "?"),
@@ -123,7 +124,7 @@ def _waiting_row(waiting: WaitingSummary, drivers: Mapping[str, str]) -> ActorRo
     return ActorRow(
         actor_id=waiting.actor_id,
         name=waiting.name,
-        class_name=_class_name(waiting.name),
+        class_name=class_of(waiting.name),
         program=drivers.get(waiting.driver_id, "?"),
         state="waiting",
         doing=f"waits for a place: {waiting.reason}",
@@ -131,15 +132,11 @@ def _waiting_row(waiting: WaitingSummary, drivers: Mapping[str, str]) -> ActorRo
     )
 
 
-def _class_name(actor_name: str) -> str:
-    """Before anybody who knows it has said it: `Simulator#3` is of the class `Simulator`."""
-    return actor_name.rpartition("#")[0] or actor_name
-
-
 def _doing(figures: ActorFigures) -> tuple[str, float | None]:
     calls = figures.calls
     if not figures.pid:
-        return "its process is being started", None
+        starting = "its process is being started"
+        return (f"{starting}: {figures.waits_for}", figures.age_s) if figures.waits_for else (starting, None)
     if calls is None:
         return "does not answer: native code of it may hold Python's lock, or it is stopped", None
     return calls.doing()

@@ -60,6 +60,7 @@ class Actors:
         """
         if (fault := self._ask_fault(driver_id, actor_id)) is not None:
             return Refused(fault)
+        self._outstanding.pop(actor_id, None)  # its owner knows that it is lost, whatever the answer is
         if self._holds_earlier(actor_id, title):
             if not self._leases.is_unstarted(actor_id):
                 return StillHeld(actor_id)
@@ -71,7 +72,6 @@ class Actors:
                 return Refused(fault)
             self._directory.known(actor_id, actor_name, driver_id, title)
             self._scheduler.add(actor_id, actor_name, driver_id, demand, now, title)
-        self._outstanding.pop(actor_id, None)
         self._scheduler.told(actor_id)
         self._leases.renew(actor_id, now)
         held = self._leases.get(actor_id)

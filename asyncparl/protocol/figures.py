@@ -73,6 +73,8 @@ class ActorFigures(msgspec.Struct, frozen=True):
     """None: the process does not answer."""
     public_name: str = ""
     is_detached: bool = False
+    waits_for: str = ""
+    """What keeps its process from being there, if that takes longer than it should."""
 
 
 class GpuFigures(msgspec.Struct, frozen=True):

@@ -49,7 +49,7 @@ class AskPlace(msgspec.Struct, tag=True, frozen=True):
 
 
 class ExplainWait(msgspec.Struct, tag=True, frozen=True):
-    """Why has `AskPlace` no answer yet? Answered with `Explanation`."""
+    """Why has `AskPlace` no answer yet, or at a node `StartActor`? Answered with `Explanation`."""
 
     actor_id: str
 
@@ -217,6 +217,7 @@ class Placed(msgspec.Struct, tag=True, frozen=True):
 
 class Explanation(msgspec.Struct, tag=True, frozen=True):
     reason: str
+    """Empty: there is nothing to tell."""
 
 
 class RelayOpened(msgspec.Struct, tag=True, frozen=True):

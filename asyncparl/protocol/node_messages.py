@@ -2,10 +2,11 @@
 
 | by      | requests                                                                                         |
 |---------|--------------------------------------------------------------------------------------------------|
-| driver  | OpenJob, PutCode, StartActor, FollowActor, StopActor, WatchNode, ShutDown, ListLogs, ReadLog     |
+| driver  | OpenJob, PutCode, StartActor, FollowActor, StopActor, WatchNode, ShutDown, ListLogs, ReadLog;    |
+|         | ExplainWait                                                                                      |
 | monitor | ReadFigures, ReadDeath                                                                           |
 
-How they travel is in `control.py`; figures and deaths are in `figures.py`.
+How they travel is in `control.py`; figures and deaths are in `figures.py`; `ExplainWait` is that of a master.
 Fields may be added at the end, with a default.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from asyncparl.protocol.figures import NodeFigures, ReadDeath, ReadFigures
+from asyncparl.protocol.master_messages import ExplainWait, Explanation
 from asyncparl.protocol.tickets import SignedLease
 
 # --- requests ------------------------------------------------------------------------------------------------
@@ -108,6 +110,7 @@ NodeRequest = (
     | ReadLog
     | ReadFigures
     | ReadDeath
+    | ExplainWait
 )
 
 
@@ -190,4 +193,4 @@ class LogLines(msgspec.Struct, tag=True, frozen=True):
 
 
 NodeEvent = ActorOutput | ActorExited | NodeAlive
-NodeAnswer = JobOpened | ActorStarted | Following | LogList | LogLines | NodeFigures | NodeEvent
+NodeAnswer = JobOpened | ActorStarted | Following | LogList | LogLines | NodeFigures | Explanation | NodeEvent

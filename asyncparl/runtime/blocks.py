@@ -13,21 +13,33 @@ async def background_tasks() -> AsyncIterator[trio.Nursery]:
     """A nursery for the tasks behind a block, cancelled where the block ends.
 
     No outer cancellation reaches these tasks before: they are needed to end things in good order. What the block raises
-    leaves it as it is, in no group.
+    leaves it as it is, in no group; so does Ctrl-C that has hit one of the tasks, and with it ended all of them.
     """
     error: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        # Caught inside the nursery and raised outside, so that it is not wrapped.
-        try:
-            tasks = await nursery.start(_hold_tasks)
+    try:
+        async with trio.open_nursery() as nursery:
+            # Caught inside the nursery and raised outside, so that it is not wrapped.
             try:
-                yield tasks
-            finally:
-                tasks.cancel_scope.cancel()
-        except BaseException as caught:
-            error = caught
+                tasks = await nursery.start(_hold_tasks)
+                try:
+                    yield tasks
+                finally:
+                    tasks.cancel_scope.cancel()
+            except BaseException as caught:
+                error = caught
+    except BaseExceptionGroup as group:
+        interrupts, others = group.split(KeyboardInterrupt)
+        if interrupts is None or others is not None:
+            raise
+        error = _first_of(interrupts)
     if error is not None:
         raise error
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _hold_tasks(task_status: trio.TaskStatus[trio.Nursery]) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import trio
 
 from asyncparl.errors import ActorDied, AsyncparlError, CallFate, ResourceError, SerializationError
+from asyncparl.machine import explain
 from asyncparl.protocol.master_messages import CallBack, FindActor, KillActor, NodeTicket
 from asyncparl.protocol.messages import CallKind
 from asyncparl.protocol.node_messages import ActorExited, FollowActor
@@ -225,7 +226,7 @@ class BorrowedHandle(LinkedHandle):
 
     def _why_dead(self, fate: CallFate) -> BaseException:
         if self._error is not None and self._death is None:
-            return ActorDied(self.name, f"it cannot be reached: {self._error}", fate=CallFate.NEVER_STARTED)
+            return ActorDied(self.name, f"it cannot be reached: {explain(self._error)}", fate=CallFate.NEVER_STARTED)
         report = self._death or self._report
         if report is None:
             return ActorDied(self.name, "its caller has ended", fate=fate)

@@ -13,6 +13,7 @@ from asyncparl.errors import (
     ResourceError,
     SerializationError,
 )
+from asyncparl.machine import out_of_files
 from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.messages import ErrorReport, Raised
 from asyncparl.protocol.owned import in_one_piece
@@ -42,6 +43,8 @@ def describe_exception(error: BaseException, *, note: str, skip_frames: int = 0)
     for _ in range(skip_frames):
         tb = tb.tb_next if tb is not None else None
     formatted = "".join(traceback.format_exception(type(error), error, tb))
+    if limit := out_of_files(error, "that process"):  # the caller cannot see it
+        note = f"{note}\n{limit}"
     return ErrorReport(_qualified_name(type(error)), _text_of(error), _shortened(formatted), note)
 
 
@@ -90,7 +93,7 @@ def _pack_if_rebuildable(error: BaseException) -> Encoded:
     for candidate in (error, _Bare(error)):
         try:
             value = encode_value(candidate)
-            rebuilt = decode_value(value.payload, [in_one_piece(buffer) for buffer in value.buffers])
+            rebuilt = decode_value(in_one_piece(value.payload), [in_one_piece(buffer) for buffer in value.buffers])
         except Exception:  # whatever user code raises there
             continue
         if type(rebuilt) is type(error):

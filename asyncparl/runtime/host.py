@@ -36,6 +36,7 @@ from asyncparl.runtime.exceptions import pack_exception
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.figures import AsyncCallFigures, CallFigures, all_running, clock_ns, sum_up
 from asyncparl.runtime.in_place import served_link
+from asyncparl.runtime.interrupts import interrupt_program
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.references import CALLABLE_DUNDERS, check_public
 
@@ -382,6 +383,8 @@ class ActorHost:
                     self._executor.submit(partial(_raise, stop))
                 else:
                     self._exit(link, call.call_id, stop)
+            except (KeyboardInterrupt, BaseExceptionGroup) as stop:
+                self._stopped(link, call.call_id, stop)
             except trio.Cancelled:
                 if trio.current_effective_deadline() == -math.inf:
                     raise
@@ -394,6 +397,23 @@ class ActorHost:
             link.answer_cancelled(call.call_id)
         self._async_calls.ended(key)
         self._close_if_finished()
+
+    def _stopped(self, link: Link, call_id: int, stop: KeyboardInterrupt | BaseExceptionGroup) -> None:
+        """Ctrl-C has hit an `async` method, or what hit it came in a group, from a nursery of its own.
+
+        The process of an actor ends of Ctrl-C. A program that has exposed an object hears of it where it hears of
+        every Ctrl-C: in its main task, or without `async` in its main thread.
+        """
+        left: BaseException | None = stop
+        if isinstance(stop, BaseExceptionGroup):  # of a call that is cancelled it may hold that too
+            left = stop.split(trio.Cancelled)[1]
+        if isinstance(left, Exception):
+            self._answer_error(link, call_id, left)
+        elif left is None or self._may_exit or not _has_interrupt(left):
+            raise stop
+        else:
+            self._exit(link, call_id, left)
+            interrupt_program()
 
     async def _answer_async(self, link: Link, call: Call, frame: Frame) -> None:
         check_public(call.target, CALLABLE_DUNDERS)
@@ -434,6 +454,12 @@ def _num_own_frames(error: BaseException) -> int:
     while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
         num, tb = num + 1, tb.tb_next
     return num
+
+
+def _has_interrupt(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)
 
 
 def _raise(error: BaseException) -> None:

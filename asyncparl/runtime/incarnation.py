@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from asyncparl.errors import AsyncparlError
+from asyncparl.errors import AsyncparlError, ResourceError
+from asyncparl.machine import explain, out_of_files
 from asyncparl.protocol.master_messages import AskPlace
 from asyncparl.protocol.node_messages import ActorExited, ActorStarted, StartActor, StopActor
 from asyncparl.protocol.tickets import SignedLease
@@ -35,6 +36,7 @@ class OwnerSession(Protocol):
     async def ask_master(self, request: Any) -> Any: ...
     async def place(self, request: AskPlace) -> tuple[NodeLink, SignedLease]: ...
     async def give_back(self, actor_id: str) -> None: ...
+    async def start_process(self, node: NodeLink, request: StartActor) -> ActorStarted: ...
     def withdraw(self, actor_id: str) -> None: ...
     async def dial_worker(self, node: NodeLink, actor_id: str, started: ActorStarted) -> Channel: ...
     def start_soon(self, function: Any, *args: Any) -> None: ...
@@ -129,17 +131,16 @@ class Incarnation:
         placed = await self._place()
         if placed is None:
             self._reported.set()  # there is no process that could end
-            return self._reason or str(self.refusal) or repr(self.refusal)
+            return self._reason or ("" if self.refusal is None else explain(self.refusal))
         self.node, lease = placed
         try:
-            started = await self.node.request(StartActor(self._actor_id, self.request.name, lease))
-            assert isinstance(started, ActorStarted)
+            started = await self._session.start_process(self.node, StartActor(self._actor_id, self.request.name, lease))
             self.pid = started.pid
             if self._is_doomed:
                 return self._reason  # the request to stop it may have come before that to start it
             channel = await self._session.dial_worker(self.node, self._actor_id, started)
         except Exception as error:
-            return str(error) or repr(error)
+            return explain(error)
         self.link.attach(channel)
         self._is_connected = self._was_connected = True
         async with trio.open_nursery() as nursery:
@@ -155,7 +156,7 @@ class Incarnation:
             try:
                 placed = await self._session.place(self.request)
             except Exception as error:
-                self.refusal = error
+                self.refusal = ResourceError(explain(error)) if out_of_files(error) else error
                 return None
         if placed is None or self._is_doomed:
             await self._session.give_back(self._actor_id)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+import trio
+
 _SIGINT = int(signal.SIGINT)
 # Those of `signal` itself turn numbers into enums and back, which takes ten times as long.
 _in_c = sys.modules.get("_signal", signal)
@@ -40,6 +42,15 @@ class Uninterrupted:
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._was_interrupted = True
+
+
+@trio.lowlevel.enable_ki_protection
+def interrupt_program() -> None:
+    """Let a KeyboardInterrupt that was caught in an event loop go on, to whom Ctrl-C concerns.
+
+    If the loop runs in the main thread, Trio gives it to its main task, as this function is protected from it.
+    """
+    interrupt_main()
 
 
 def interrupt_main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, AuthenticationError, ResourceError
+from asyncparl.machine import out_of_files
 from asyncparl.protocol.control import MAX_CONTROL_BYTES, decode_answer, encode_control
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.master_messages import MasterRequest
@@ -38,7 +39,7 @@ class MasterLost(ResourceError):
 def no_master(address: str, error: OSError) -> ResourceError:
     """What is said where a master cannot be dialed."""
     by_system = error.errno is not None and error.errno > 0  # names that do not exist have numbers of their own
-    why = os.strerror(error.errno or 0) if by_system else error.strerror or str(error)
+    why = out_of_files(error) or (os.strerror(error.errno or 0) if by_system else error.strerror or str(error))
     return ResourceError(f"no master answers at {address.removeprefix('tcp://')}: {why}")
 
 
@@ -56,6 +57,8 @@ class MasterLink:
         self._changed = trio.Event()
         self._was_joined = False
         self._over: BaseException | None = None
+        self._own_failure = ""
+        """Why the last attempt to dial failed, if that is this process's own fault."""
 
     async def run(self, *, once_within_s: float | None = None, rejoins: bool = True) -> None:
         """Connect and join, again after each loss, until cancelled.
@@ -80,11 +83,13 @@ class MasterLink:
                     if not self._was_joined:
                         raise
                 except OSError as error:
+                    self._own_failure = out_of_files(error)
                     if isinstance(error, DialRefused) and not self._was_joined:
                         raise ResourceError(error.strerror or str(error)) from error
                     if trio.current_time() + pause_s > give_up_at:
                         raise
                 else:
+                    self._own_failure = ""
                     why = await self._use(channel)
                     if not rejoins:
                         raise MasterLost(why)
@@ -160,7 +165,7 @@ class MasterLink:
             with trio.move_on_after(limit_s):
                 link = await self.wait_joined()
             if link is None:
-                raise ResourceError(f"the master has been away for {limit_s:g} s")
+                raise ResourceError(self._own_failure or f"the master has been away for {limit_s:g} s")
             try:
                 return await ask(link, request)
             except MasterLost:

@@ -16,7 +16,15 @@ import trio
 from asyncparl.errors import AuthenticationError, ProtocolError, ResourceError
 from asyncparl.protocol.control import ACTOR_ROUTE, ALIVE_INTERVAL_S, Answer
 from asyncparl.protocol.figures import ReadDeath, ReadFigures
-from asyncparl.protocol.master_messages import DialRelay, EndActor, Leave, LeaveNode, Order
+from asyncparl.protocol.master_messages import (
+    DialRelay,
+    EndActor,
+    ExplainWait,
+    Explanation,
+    Leave,
+    LeaveNode,
+    Order,
+)
 from asyncparl.protocol.node_messages import (
     FollowActor,
     Job,
@@ -168,6 +176,15 @@ class Node:
                     await self._workers.stop(actor_id, grace_s)
             case ShutDown(grace_s):
                 await self._shut_down(driver, grace_s)
+            case _:
+                return await self._tell(request)
+        return None
+
+    async def _tell(self, request: Any) -> Answer:
+        """What changes nothing."""
+        match request:
+            case ExplainWait(actor_id):
+                return Explanation(self._actors.why_starting(actor_id))
             case ListLogs():
                 return LogList(self._logs().infos())
             case ReadFigures(after):
@@ -176,7 +193,6 @@ class Node:
                 return self._actors.lookout.death(actor_id)
             case _:
                 raise ProtocolError(f"{type(request).__name__} is nothing to ask of a node")
-        return None
 
     async def _shut_down(self, driver: ConnectedDriver, grace_s: float) -> None:
         if self._config.secret:

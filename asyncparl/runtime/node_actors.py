@@ -7,6 +7,7 @@ the driver that started it and those that follow it, the master, the log, and wh
 from __future__ import annotations
 
 from asyncparl.errors import AuthenticationError, ProtocolError, ResourceError
+from asyncparl.machine import explain
 from asyncparl.protocol.master_messages import LeaseEnded, LeaseStarted
 from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, Following, StartActor
 from asyncparl.protocol.parties import id_fault
@@ -77,7 +78,7 @@ class NodeActors:
         except (OSError, ValueError) as error:
             self._forget(lease.actor_id)
             driver.actor_ended(lease.actor_id)
-            raise ResourceError(f"{request.name} cannot be started: {error}") from error
+            raise ResourceError(f"{request.name} cannot be started: {explain(error, 'its node')}") from error
 
     def follow(self, driver: ConnectedDriver, actor_id: str) -> Following:
         """Tell this driver too how the actor ends. Raises ResourceError if it does not run here."""
@@ -86,6 +87,13 @@ class NodeActors:
             raise ResourceError("it has ended")
         self._followers.setdefault(actor_id, set()).add(driver)
         return Following(lease.title.num_restarts)
+
+    def why_starting(self, actor_id: str) -> str:
+        """What keeps its process from being there, for people; empty if nothing unusual does."""
+        reason = self._workers.why_starting(actor_id)
+        if reason and (lease := self._leases.get(actor_id)) is not None:
+            self._log.warning("actor waits", actor=lease.actor_name, id=actor_id, reason=reason)
+        return reason
 
     def driver_left(self, driver: ConnectedDriver) -> None:
         """It follows nobody any more."""

@@ -10,6 +10,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
+from asyncparl.ids import class_of
 from asyncparl.protocol.figures import ActorFigures, NodeFigures, WorkerFigures
 from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.resources import Lease
@@ -26,6 +27,7 @@ class Asked(Protocol):
     """The workers of the node; `WorkerPool`."""
 
     def pids(self) -> dict[str, int]: ...
+    def why_starting(self, actor_id: str) -> str: ...
     async def figures(self) -> dict[str, WorkerFigures]: ...
 
 
@@ -105,6 +107,7 @@ class NodeLookout:
             calls=calls,
             public_name=lease.title.public_name,
             is_detached=lease.title.is_detached,
+            waits_for=self._workers.why_starting(lease.actor_id),
         )
 
 
@@ -115,4 +118,4 @@ def _known(pids: Collection[int]) -> list[int]:
 def _class_name(lease: Lease) -> str:
     # Pickled by the name under which its proxy class keeps it.
     name = lease.title.class_path[1].removesuffix(".__wrapped__")
-    return name or lease.actor_name.rpartition("#")[0]
+    return name or class_of(lease.actor_name)

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
+from asyncparl.machine import explain
 from asyncparl.protocol.control import ACTOR_ROUTE, MAX_CONTROL_BYTES, SILENCE_LIMIT_S
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.liveness import Liveness
@@ -66,8 +67,9 @@ class NodeLink:
             self._link.attach(await self.way.dial(encrypt=True))
         except (OSError, AsyncparlError) as error:
             self.was_reached = False
-            self._failure = ResourceError(f"{self.name} cannot be reached: {error}")
-            return self._lost(str(error))
+            why = explain(error)
+            self._failure = ResourceError(f"{self.name} cannot be reached: {why}")
+            return self._lost(why)
         self._reached.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._open_job)
@@ -147,8 +149,10 @@ class NodeLink:
                 job, package = await self._program.shipped_job()
                 if (await ask(self._link, OpenJob(job))).needs_code:
                     await self._send_code(package)
-        except (AsyncparlError, ValueError, OSError) as error:
+        except (AsyncparlError, ValueError) as error:
             self._failure = error
+        except OSError as error:
+            self._failure = ResourceError(f"{self.name} cannot be told of this program: {explain(error)}")
         self._ready.set()
 
     async def _send_code(self, package: Package) -> None:

@@ -16,12 +16,13 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
+from asyncparl.machine import explain
 from asyncparl.protocol.node_messages import Job
+from asyncparl.runtime import zygote_start
 from asyncparl.runtime.state import without_secrets
 
 _START_LIMIT_S = 30.0
 _STOP_LIMIT_S = 10.0
-_RUN = "from asyncparl.runtime.private_process import main; main()"
 
 
 class PrivateSetup(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class PrivateCluster:
             return cls(_start_process(PrivateSetup(directory, cpus, job, keeps_logs)), directory)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
-            raise ResourceError(f"a cluster cannot be started on this machine: {error}") from error
+            raise ResourceError(f"a cluster cannot be started on this machine: {explain(error)}") from error
 
     async def wait_ready(self) -> str:
         """The address of its master.
@@ -99,7 +100,7 @@ class PrivateCluster:
 
 def _start_process(setup: PrivateSetup) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _RUN, setup.directory],
+        [sys.executable, "-P", zygote_start.__file__, setup.directory],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # Ctrl-C at a terminal reaches its whole process group; the cluster is ended by us, in order.

@@ -33,12 +33,13 @@ from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.workers import WorkerPool
 from asyncparl.runtime.zygote import go_on_without_parent
 from asyncparl.runtime.zygote_client import ZygoteKind
+from asyncparl.runtime.zygote_start import StartedZygote
 from asyncparl.transport import dial, listen
 
 _LAST_ANSWER_S = 2.0
 
 
-async def _run(setup: PrivateSetup) -> None:
+async def _run(setup: PrivateSetup, started: StartedZygote) -> None:
     master_address, node_address = f"ipc://{setup.directory}/master", f"ipc://{setup.directory}/node"
     gpus = visible_gpus()
     info = NodeInfo(
@@ -53,7 +54,7 @@ async def _run(setup: PrivateSetup) -> None:
         pool = WorkerPool(nursery)
         try:
             job = setup.job
-            pool.warm(ZygoteKind(job.start_method, tuple(job.preload), tuple(job.sys_path)))
+            pool.adopt(ZygoteKind(job.start_method, tuple(job.preload), tuple(job.sys_path)), started)
             nursery.start_soon(pool.run)
             nursery.start_soon(_until_eof, nursery.cancel_scope)
             master = Master(nursery, our_versions())
@@ -98,14 +99,19 @@ async def _until_eof(scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-def main() -> None:
-    """Run a private cluster. Its folder is the first argument, so that it is removed whatever becomes of the rest."""
+def main(line: bytes, started: StartedZygote | None) -> None:
+    """Run a private cluster. Its folder is the first argument, so that it is removed whatever becomes of the rest.
+
+    Args:
+        line: a `PrivateSetup`; nothing if the program has died meanwhile.
+        started: the zygote for the workers of the program.
+    """
     allow_many_files()
     go_on_without_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tell_when_asked("the private cluster of a program")
     try:
-        if line := sys.stdin.buffer.readline():  # else the program has died meanwhile
-            trio.run(_run, msgspec.json.decode(line, type=PrivateSetup))
+        if started is not None:
+            trio.run(_run, msgspec.json.decode(line, type=PrivateSetup), started)
     finally:
         shutil.rmtree(sys.argv[1], ignore_errors=True)

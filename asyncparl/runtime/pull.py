@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import trio
 
 from asyncparl.errors import ActorDied, CallCancelled, CallFate
+from asyncparl.machine import explain
 from asyncparl.protocol.link import LinkCore, LinkState
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.accepting import take_in_all
@@ -266,7 +267,7 @@ async def _dial_patiently(offer: Any, address: str) -> Channel:
             raise
         except OSError as error:
             if trio.current_time() > say_at:
-                sys.stderr.write(f"asyncparl: waiting for a RemoteManager at {address}: {error}\n")
+                sys.stderr.write(f"asyncparl: waiting for a RemoteManager at {address}: {explain(error)}\n")
                 say_at = float("inf")
             await trio.sleep(_PAUSE_S)
 

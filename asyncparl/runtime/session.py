@@ -12,7 +12,7 @@ import contextvars
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from asyncparl.protocol.master_messages import (
     Placed,
     WithdrawActor,
 )
-from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ShutDown
+from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, ShutDown, StartActor
 from asyncparl.protocol.resources import ActorTitle
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.actor import ActorHandle
@@ -120,6 +120,8 @@ class Session:
         self._failure: BaseException | None = None
         self._over = ""
         """Why no actor can be made any more."""
+        self._told: set[str] = set()
+        """What processes wait for, all of those that a node starts: one actor tells it for the others."""
 
     def start(self) -> None:
         """Join the cluster, whenever its master is there: each request waits for that, as long as requests do."""
@@ -143,9 +145,9 @@ class Session:
         self._over = "this `asyncparl.connect()` block has ended"
         for actor in self._own_to_the_end():
             actor.expect_end("its session has ended", by_force=True)
-        async with trio.open_nursery() as nursery:
-            for node in self._nodes.values():
-                nursery.start_soon(self._leave, node)
+        # No nursery: a second Ctrl-C ends the wait for them, and must not come out of it in a group.
+        for left in [self._leave_soon(node) for node in self._nodes.values()]:
+            await left.wait()
         # The reports come after the last line of output, which may still be on its way.
         for actor in self._own_to_the_end():
             if actor.node is not None:
@@ -201,7 +203,9 @@ class Session:
         if self._over:
             raise NotConnectedError(f"{plain_class.__name__}(...): {self._over}")
         self._names[plain_class.__name__] += 1
-        name = f"{plain_class.__name__}#{self._names[plain_class.__name__]}"
+        # Those that an actor makes are numbered by it, so their names begin with its own.
+        made_by = "" if self.own_reference is None else f"{self._identity.name}/"
+        name = f"{made_by}{plain_class.__name__}#{self._names[plain_class.__name__]}"
         title = ActorTitle(
             program_id=self._identity.program_id,
             class_path=class_path_of(plain_class),
@@ -260,18 +264,29 @@ class Session:
             # Sending the code took long; make sure that the place is still ours.
 
     async def _ask_place(self, request: AskPlace) -> Placed:
+        placed = await self._ask_and_explain(request, self._master.request)
+        assert isinstance(placed, Placed)
+        return placed
+
+    async def start_process(self, node: NodeLink, request: StartActor) -> ActorStarted:
+        """Have a node start the process of an actor. Raises as `NodeLink.request`."""
+        started = await self._ask_and_explain(request, node.request)
+        assert isinstance(started, ActorStarted)
+        return started
+
+    async def _ask_and_explain(self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The answer to a request that may have to wait; people are told what for."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._explain_wait, request.actor_id, request.name)
+            nursery.start_soon(self._explain_wait, request, ask)
             failure = None
             try:
-                placed = await self._master.request(request)
+                answer = await ask(request)
             except AsyncparlError as error:
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
-        assert isinstance(placed, Placed)
-        return placed
+        return answer
 
     async def give_back(self, actor_id: str) -> None:
         """Of an actor that may ask once more: what it was given and never took."""
@@ -350,6 +365,7 @@ class Session:
 
     async def _dial_master(self) -> Channel:
         encrypt = self._master_address.startswith("tcp:")
+        self._versions = our_versions()  # here, as it reads a file: where none can be opened it is tried again
         return await dial(
             self._master_address, credentials=self._credentials, encrypt=encrypt, max_message_bytes=MAX_MESSAGE_BYTES
         )
@@ -357,16 +373,21 @@ class Session:
     async def _join(self, link: Link) -> None:
         await ask(
             link,
-            JoinDriver(self.process_id, self._identity.name, our_versions(), self._token, self._identity.program_id),
+            JoinDriver(self.process_id, self._identity.name, self._versions, self._token, self._identity.program_id),
         )
 
-    async def _explain_wait(self, actor_id: str, name: str) -> None:
+    async def _explain_wait(self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]]) -> None:
         """Nobody should wonder why nothing happens."""
-        await trio.sleep(_EXPLAIN_AFTER_S)
-        with contextlib.suppress(ResourceError):
-            explanation = await self._master.request(ExplainWait(actor_id))
-            if explanation.reason:
-                sys.stderr.write(f"asyncparl: {name} waits: {explanation.reason}\n")
+        reason = ""
+        while not reason:
+            await trio.sleep(_EXPLAIN_AFTER_S)
+            with contextlib.suppress(AsyncparlError):
+                reason = (await ask(ExplainWait(request.actor_id))).reason
+        if isinstance(request, StartActor):
+            if reason in self._told:
+                return
+            self._told.add(reason)
+        sys.stderr.write(f"asyncparl: {request.name} waits: {reason}\n")
 
     # --- nodes and actors -----------------------------------------------------------------------------------
 
@@ -390,15 +411,26 @@ class Session:
                 actor.node_lost(why)
         self._reach.node_lost(node, why)
 
-    async def _leave(self, node: NodeLink) -> None:
-        with contextlib.suppress(AsyncparlError):  # the node is gone, and everything of it
-            await node.request(ShutDown(SESSION_GRACE_S))
+    def _leave_soon(self, node: NodeLink) -> trio.Event:
+        """Have a node end all that is ours; set when it has."""
+        left = trio.Event()
+
+        async def leave() -> None:
+            try:
+                await node.request(ShutDown(SESSION_GRACE_S))
+            except AsyncparlError:
+                pass  # the node is gone, and everything of it
+            finally:
+                left.set()
+
+        self.start_soon(leave, otherwise=left.set)
+        return left
 
     def _hear(self, event: ActorOutput | ActorExited) -> None:
         actor = self._actors.get(event.actor_id)
         if isinstance(event, ActorOutput):
             if actor is not None:
-                _print_output(actor.name, event)
+                _print_output(actor.name.rpartition("/")[2], event)  # who prints our own adds our own name
         elif actor is not None:
             actor.exited(event)
         else:

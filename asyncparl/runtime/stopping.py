@@ -22,6 +22,9 @@ The owner asks, in `actor.py`. The node signals: `protocol/membership.py` has th
 only the zygote, the parent of the worker, sends signals. Grandchildren get both signals with the worker, in whose
 process group they are; what is left of the group when the worker has ended, however it ended, is killed.
 
+A second Ctrl-C ends the wait at the end of a `connect()` block, whichever rung it is at. Then the node of a private
+cluster ends, and with it its zygotes and workers; other nodes have lost the owner.
+
 SIGKILL reaches a stopped process (SIGSTOP) too. A zygote, or the node of a private cluster, that was stopped is made to
 go on (SIGCONT) where something must end: at SIGKILL, when its socket is closed, and by the kernel when its parent ends.
 """

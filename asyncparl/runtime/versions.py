@@ -8,5 +8,9 @@ from asyncparl.protocol.parties import Versions
 
 
 def our_versions() -> Versions:
-    """Those of this process. Imports nothing."""
+    """Those of this process. Imports none of the packages.
+
+    Raises:
+        OSError: too many files are open.
+    """
     return Versions(asyncparl=__version__, python=python_version(), numpy=installed_version("numpy"))

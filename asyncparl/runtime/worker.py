@@ -22,6 +22,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ActorDied
+from asyncparl.machine import explain
 from asyncparl.protocol.link import CallArrived, LinkCore
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.accepting import visitors
@@ -85,7 +86,7 @@ def _telling_why_not(control_fd: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        os.write(control_fd, CANNOT_START + str(error).encode(errors="backslashreplace"))
+        os.write(control_fd, CANNOT_START + explain(error).encode(errors="backslashreplace"))
         raise
 
 
@@ -227,7 +228,7 @@ class _Worker:
         try:
             channel = open_channel()
         except OSError as error:
-            sys.stderr.write(f"asyncparl: a caller cannot be served: {error}\n")
+            sys.stderr.write(f"asyncparl: a caller cannot be served: {explain(error)}\n")
             return
         callee = _Callee(self._objects)
         core = LinkCore(

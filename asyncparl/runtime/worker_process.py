@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
+from asyncparl.machine import is_stopped
 from asyncparl.protocol.membership import Member
 from asyncparl.protocol.node_messages import ActorExited, ActorOutput
 from asyncparl.runtime import zygote
@@ -22,7 +23,8 @@ from asyncparl.runtime.output import OutputReader
 from asyncparl.runtime.stopping import TERMINATED
 from asyncparl.runtime.worker_figures import ask_one
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, encode_pass
-from asyncparl.runtime.zygote_client import ZygoteClient, ZygoteKind
+from asyncparl.runtime.zygote_client import SLOW_S, ZygoteClient, ZygoteKind
+from asyncparl.runtime.zygote_start import THREAD_VARIABLES
 from asyncparl.transport import Admission
 
 _ZYGOTE_LIMIT_S = 5.0
@@ -64,6 +66,7 @@ class Worker:
     forked: trio.Event = field(default_factory=trio.Event)
     exited: trio.Event = field(default_factory=trio.Event)
     reported: trio.Event = field(default_factory=trio.Event)
+    began_at: float = field(default_factory=trio.current_time)
     pid: int = 0
     was_signalled: bool = False
     """By us."""
@@ -104,6 +107,15 @@ class Worker:
                     return ""
                 self.is_listening = bool(packet)
                 return packet.decode()
+
+    def why_starting(self) -> str:
+        """What keeps it from listening, for people; empty if that takes no longer than it may."""
+        if not self.forked.is_set():
+            return self.zygote.why_silent(self.began_at)
+        if is_stopped(self.pid):
+            return f"its process (pid {self.pid}) is stopped (SIGSTOP)"
+        is_late = trio.current_time() - self.began_at > SLOW_S
+        return f"its process (pid {self.pid}) does not listen yet" if is_late else ""
 
     async def look(self) -> None:
         """It is about to be told to end: if a method of it has run for long, its report tells."""
@@ -218,7 +230,7 @@ def _open_ends() -> list[tuple[int, int]]:
 
 def _fork_message(spec: WorkerSpec) -> zygote.Fork:
     num_threads = max(1, math.floor(spec.num_cpus)) if math.isfinite(spec.num_cpus) else 1
-    threads = {name: os.environ.get(name, str(num_threads)) for name in zygote.THREAD_VARIABLES}
+    threads = {name: os.environ.get(name, str(num_threads)) for name in THREAD_VARIABLES}
     return zygote.Fork(spec.actor_id, spec.name, num_threads, spec.setup, {**threads, **spec.environ})
 
 

@@ -25,6 +25,7 @@ from asyncparl.runtime.memory import memory_of_groups
 from asyncparl.runtime.worker_figures import WorkerAsker
 from asyncparl.runtime.worker_process import Worker, WorkerSpec, open_worker
 from asyncparl.runtime.zygote_client import ZygoteClient, ZygoteKind
+from asyncparl.runtime.zygote_start import StartedZygote
 from asyncparl.transport import Admission
 
 _MAX_ZYGOTES = 8
@@ -51,6 +52,10 @@ class WorkerPool:
     def warm(self, kind: ZygoteKind) -> None:
         """Start the zygote for workers of this kind, before the first of them is asked for."""
         self._zygote(kind)
+
+    def adopt(self, kind: ZygoteKind, started: StartedZygote) -> None:
+        """Have this one fork the workers of its kind, before the first of them is asked for."""
+        self._follow(kind, ZygoteClient(kind, started))
 
     async def start(
         self, spec: WorkerSpec, on_output: Callable[[ActorOutput], None], on_exit: Callable[[ActorExited], None]
@@ -131,6 +136,12 @@ class WorkerPool:
             for actor_id, worker in self._workers.items()
         }
 
+    def why_starting(self, actor_id: str) -> str:
+        """What keeps an actor's process from being there, for people; empty if nothing unusual does."""
+        worker = self._workers.get(actor_id)
+        is_starting = worker is not None and worker.member.state is ActorState.STARTING
+        return worker.why_starting() if worker is not None and is_starting else ""
+
     async def figures(self) -> dict[str, WorkerFigures]:
         """What the actors that run do, as far as they answer."""
         return await self._asker.ask(
@@ -187,9 +198,13 @@ class WorkerPool:
         client = self._zygotes.get(kind)
         if client is None:
             self._make_room()
-            client = self._zygotes[kind] = ZygoteClient(kind, self._folder)
-            self._nursery.start_soon(self._follow_zygote, client)
+            client = ZygoteClient.start(kind, self._folder)
+            self._follow(kind, client)
         return client
+
+    def _follow(self, kind: ZygoteKind, client: ZygoteClient) -> None:
+        self._zygotes[kind] = client
+        self._nursery.start_soon(self._follow_zygote, client)
 
     def _make_room(self) -> None:
         """Drop the oldest zygote without workers, if there are many."""

@@ -16,6 +16,7 @@ interpreters, with the same messages.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import importlib
 import os
@@ -30,14 +31,12 @@ from typing import NoReturn
 
 import msgspec
 
+from asyncparl.machine import allow_many_files, explain
 from asyncparl.runtime.node_folder import sweep
 from asyncparl.runtime.signals import ignore_dump_signal
 
 MAX_PACKET_BYTES = 1 << 17
 NUM_FORK_FDS = 3
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""How many threads numerical libraries start. Read when they are loaded."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -167,9 +166,12 @@ class _Zygote:
 
     def _start(self, fork: Fork, fds: list[int]) -> None:
         try:
+            if len(fds) < NUM_FORK_FDS:  # the kernel has dropped what we have no room for
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             pid = self._fork(fork, fds) if self._setup.start_method == "fork" else self._spawn(fork, fds)
         except OSError as error:
-            self._tell(ForkFailed(fork.actor_id, f"a worker process cannot be started: {error}"))
+            why = explain(error, "the process that starts workers")
+            self._tell(ForkFailed(fork.actor_id, f"a worker process cannot be started: {why}"))
             return
         self._workers[pid] = fork.actor_id
         self._tell(Forked(fork.actor_id, pid))
@@ -294,6 +296,7 @@ def _preload(names: list[str]) -> None:
 def main() -> None:
     """Run a zygote; its `ZygoteSetup` is the first argument."""
     setup = msgspec.json.decode(sys.argv[1], type=ZygoteSetup)
+    allow_many_files()  # as a node may, but that of a private cluster starts us first
     sys.path[:] = setup.sys_path
     zygote = _Zygote(setup)
     if setup.start_method == "fork":

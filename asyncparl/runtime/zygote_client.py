@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import subprocess
-import sys
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
+from asyncparl.machine import is_stopped
 from asyncparl.runtime import zygote
 from asyncparl.runtime.state import without_secrets
+from asyncparl.runtime.zygote_start import StartedZygote, start_zygote
 
-_RUN_ZYGOTE = "from asyncparl.runtime.zygote import main; main()"
+SLOW_S = 10.0
+"""What takes a process longer than this is worth a word. Importing torch on a busy machine takes less."""
 
 
 class ZygoteKind(NamedTuple):
@@ -31,25 +33,17 @@ class ZygoteKind(NamedTuple):
 class ZygoteClient:
     """A zygote as the node sees it."""
 
-    def __init__(self, kind: ZygoteKind, folder: str = "") -> None:
-        """`folder`: that of the node, which the zygote removes if the node was killed."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
-        environ = {**without_secrets(os.environ), **dict.fromkeys(zygote.THREAD_VARIABLES, "1")}
-        setup = zygote.ZygoteSetup(theirs.fileno(), list(kind.sys_path), list(kind.preload), kind.start_method, folder)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _RUN_ZYGOTE, msgspec.json.encode(setup).decode()],
-            stdin=subprocess.DEVNULL,
-            # Our own standard output tells our address; what a preloaded module prints must not get there.
-            stdout=sys.stderr.fileno(),
-            pass_fds=[theirs.fileno()],
-            env=environ,
-        )
-        theirs.close()
-        ours.setblocking(False)
+    def __init__(self, kind: ZygoteKind, started: StartedZygote) -> None:
+        self._process, self._std_socket = started
+        self._preload = kind.preload
+        self._heard_at = -math.inf
         self._sending = trio.Lock()
-        self._std_socket = ours
-        self._socket = trio.socket.from_stdlib_socket(ours)
+        self._socket = trio.socket.from_stdlib_socket(self._std_socket)
+
+    @classmethod
+    def start(cls, kind: ZygoteKind, folder: str) -> Self:
+        """A new one. `folder`: that of the node, which the zygote removes if the node was killed."""
+        return cls(kind, start_zygote({**kind._asdict(), "folder": folder}, without_secrets(os.environ)))
 
     async def send(self, message: zygote.ToZygote, fds: tuple[int, ...] = ()) -> None:
         """Tell the zygote something.
@@ -76,7 +70,19 @@ class ZygoteClient:
             packet = await self._socket.recv(zygote.MAX_PACKET_BYTES)
         except (ConnectionError, trio.ClosedResourceError):
             return None
+        self._heard_at = trio.current_time()
         return zygote.decode_from_zygote(packet) if packet else None
+
+    def why_silent(self, since: float) -> str:
+        """Why a worker is not there that was asked for at `since`, for people; empty if that is soon."""
+        who = f"the process that starts workers (pid {self._process.pid})"
+        if is_stopped(self._process.pid):
+            return f"{who} is stopped (SIGSTOP)"
+        if trio.current_time() - max(since, self._heard_at) < SLOW_S:
+            return ""
+        if self._preload and self._heard_at == -math.inf:
+            return f"{who} has not answered yet; it imports {', '.join(self._preload)} first"
+        return f"{who} does not answer"
 
     def kill(self) -> None:
         """End it at once; the kernel ends its workers."""
@@ -98,6 +104,8 @@ class ZygoteClient:
     def close(self) -> None:
         """End it, and with it every worker that is left."""
         self.hang_up()
+        if self._heard_at == -math.inf:  # it has no workers, and may import for long before it sees that we left
+            self._process.kill()
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:

@@ -23,7 +23,7 @@ from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import VectorEnvironment, environment_seed, make_environment
 from asyncparl.training.sampler import ActorCriticPolicy, Sample, Sampler, Unroller
 from asyncparl.training.sending import SentSample, pack_sample
-from asyncparl.training.weight_board import BoardAddress, BoardReader
+from asyncparl.training.weight_board import BoardAddress, BoardMemory, BoardReader, this_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ class RolloutActor:
     with one version of the weights.
     """
 
-    def __init__(self, setup: ActorSetup, board: BoardAddress | None = None) -> None:
-        """`board`: of the learner's host, where its weights are."""
+    def __init__(self, setup: ActorSetup) -> None:
         keep_freed_memory()  # a rollout is allocated every time, filled, and sent away
         config, seed = setup.config, setup.seed()
         setup.prepare_process()
@@ -81,14 +80,15 @@ class RolloutActor:
             num_steps=config.unroll_length,
             initial_state=policy.initial_state(environment.num_envs),
         )
-        self._board = None if board is None else BoardReader.open(board)
+        self._board: BoardReader | None = None
+        self._own_board: BoardMemory | None = None
         self._num_read_in_place = 0
         self._version = -1
         self._weights_came_at: float | None = None  # None: they have been played with
         self._num_rollouts = 0
 
-    def set_weights(self, version: int, packed: NDArray[np.uint8]) -> bool:
-        """Act with these weights from the next rollout on. Whether the actor sees the board.
+    def set_weights(self, version: int, packed: NDArray[np.uint8]) -> str:
+        """Act with these weights from the next rollout on. The host where the actor runs, see `this_host`.
 
         Raises:
             ValueError: they are of another model.
@@ -96,13 +96,31 @@ class RolloutActor:
         self._layout.unpack(packed, self._model)
         self._version = version
         self._weights_came_at = perf_counter()
-        return self._board is not None
+        return this_host()
 
-    def set_weights_from(self, version: int, slot: int) -> bool:
-        """Likewise, with those in a slot of the board, which the actor has to see."""
+    def set_weights_from(self, version: int, slot: int) -> None:
+        """Likewise, with those in a slot of the board that it has opened."""
         assert self._board is not None
         self._num_read_in_place += 1
-        return self.set_weights(version, self._board.weights(slot))
+        self.set_weights(version, self._board.weights(slot))
+
+    def open_board(self, address: BoardAddress) -> bool:
+        """Whether the actor sees this board, and `set_weights_from` means it from now on."""
+        self._board = BoardReader.open(address)
+        return self._board is not None
+
+    def make_board(self, num_bytes: int, num_slots: int) -> BoardAddress | None:
+        """A board for all actors of this host, which lives as long as this one. None: there cannot be one."""
+        try:
+            self._own_board = BoardMemory(num_bytes, num_slots)
+        except OSError:
+            return None
+        return self._own_board.address
+
+    async def write_to_board(self, slot: int, packed: NDArray[np.uint8]) -> bool:
+        """Whether the board that it has made had memory for them. `async`: the others need not wait for its rollout."""
+        assert self._own_board is not None
+        return self._own_board.write(slot, packed)
 
     def rollout(self) -> SentSample:
         """The next rollout. Weights have to be set before."""

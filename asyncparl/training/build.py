@@ -17,7 +17,7 @@ from asyncparl.rl import Model, default_model
 from asyncparl.training.checkpoint import Counters
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import VectorEnvironment, make_environment
-from asyncparl.training.errors import ConfigError, WrongEnvironmentError
+from asyncparl.training.errors import ConfigError, WrongEnvironmentError, told
 from asyncparl.training.schedules import set_schedules
 
 ModelClass = Callable[..., Model]
@@ -49,10 +49,10 @@ class RunParts:
 
 
 def find_interface(config: TrainingConfig) -> Interface:
-    """Make one copy of the environment, reset it, and close it.
+    """Make one copy of the environment, try it out, and close it.
 
     Raises:
-        ConfigError: there is no such environment, or it is of a kind that is not supported.
+        ConfigError: there is no such environment, it is of a kind that is not supported, or something is wrong with it.
     """
     try:
         import_from_here()
@@ -60,7 +60,7 @@ def find_interface(config: TrainingConfig) -> Interface:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        environment.reset()
+        environment.try_out()
         return Interface.of(environment)
     except WrongEnvironmentError as error:
         raise ConfigError(str(error)) from error
@@ -75,15 +75,13 @@ def make_model(interface: Interface, model_class: ModelClass | None, *, lstm: bo
         lstm: the default one is to have an LSTM.
 
     Raises:
-        ConfigError: there is no default model for them, or the user's takes other arguments.
+        ConfigError: there is no default model for them, or the user's cannot be made.
     """
     if model_class is not None:
         try:
             return model_class(obs_shape=interface.obs_shape, num_actions=interface.num_actions)
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # from inside of it: its author wants to see where
-            raise ConfigError(f"the model cannot be made with obs_shape and num_actions: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"the model cannot be made with obs_shape and num_actions: {told(error)}") from error
     try:
         return default_model(interface.obs_shape, interface.obs_dtype, interface.num_actions, lstm=lstm)
     except ValueError as error:
@@ -151,18 +149,21 @@ def import_model(name: str) -> ModelClass:
     """The class behind "module:Class"; modules in the current folder count, as for `python -m`.
 
     Raises:
-        ConfigError: there is no such module or class in it.
+        ConfigError: there is no such module or class in it, or it cannot be imported.
     """
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise ConfigError(f"a model is given as module:Class, not {name!r}")
     import_from_here()
     try:
-        model_class = getattr(importlib.import_module(module_name), class_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"model {name!r}: {error}") from error
-    except AttributeError as error:
-        raise ConfigError(f"model {name!r}: module {module_name} has no {class_name}") from error
+    except Exception as error:
+        raise ConfigError(f"model {name!r}: {module_name} cannot be imported: {told(error)}") from error
+    model_class = getattr(module, class_name, None)
+    if model_class is None:
+        raise ConfigError(f"model {name!r}: module {module_name} has no {class_name}")
     if not isinstance(model_class, type) or not issubclass(model_class, Model):
         raise ConfigError(f"model {name!r} is no subclass of asyncparl.Model")
     return model_class

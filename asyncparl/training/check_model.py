@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 from asyncparl.algorithms.recurrence import Memory
 from asyncparl.rl import Model
 from asyncparl.training.build import Interface
-from asyncparl.training.errors import ConfigError
+from asyncparl.training.errors import ConfigError, told
 
 _NUM_OBS = 3
 
@@ -45,7 +43,7 @@ def check_model(model: Model, interface: Interface) -> None:
     except Exception as error:
         what = f"{interface.obs_dtype}[{', '.join(map(str, obs.shape))}]"
         raise ConfigError(
-            f"model {name}: forward fails for observations {what}: {_told(error)}; observations arrive in the type "
+            f"model {name}: forward fails for observations {what}: {told(error)}; observations arrive in the type "
             "in which the environment has them, so a network may have to call obs.float()"
         ) from error
     finally:
@@ -78,14 +76,6 @@ def _check_given(name: str, given: Any, num_actions: int) -> None:
     for part, tensor in (("logits", logits), ("values", values)):
         if not tensor.is_floating_point():
             raise ConfigError(f"model {name}: its {part} must be floating-point numbers, not {tensor.dtype}")
-
-
-def _told(error: Exception) -> str:
-    """The error in one line, with the place in the model's own code."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
-    first_line = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {first_line}{place}"
 
 
 def _described(given: Any) -> str:

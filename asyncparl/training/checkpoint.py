@@ -113,7 +113,7 @@ def load_latest(folder: Path, *, warn: Callable[[str], None], or_best: bool = Fa
     if or_best and best.exists():
         paths.insert(0, best)
     if not paths:
-        raise RunFolderError(f"there is no checkpoint in {folder} to go on from")
+        raise RunFolderError(f"there is no checkpoint in {folder} yet")
     for path in reversed(paths):
         try:
             checkpoint = load_checkpoint(path)

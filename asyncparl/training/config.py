@@ -34,6 +34,10 @@ Optimizer = Literal["adam", "rmsprop", "rmsprop_tf"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 MAX_ACTORS_PER_CPU = 16
 """More than that is taken for a slip of the keyboard."""
+MAX_SEED = 2**63
+"""What torch takes."""
+MAX_ENVIRONMENTS = 100_000
+"""Each has a seed of its own, and so have those of actors that replace others; see `environments.base`."""
 
 
 class _ByAlgorithm:
@@ -337,9 +341,16 @@ def _unworkable(config: TrainingConfig) -> Iterator[str]:
     yield from _not_repeatable(config)
     if config.final_learning_rate is not None and not config.anneal_learning_rate:
         yield "final_learning_rate is for a learning rate that is annealed: anneal_learning_rate must be true"
+    if config.seed >= MAX_SEED:
+        yield f"seed must be less than {MAX_SEED}, not {config.seed}"
     num_cpus = usable_cpus()
     if config.cluster is None and config.num_actors > MAX_ACTORS_PER_CPU * num_cpus:
         yield f"{config.num_actors} actors are too many for {num_cpus} CPUs: at most {MAX_ACTORS_PER_CPU} for each"
+    elif config.num_actors * config.envs_per_actor > MAX_ENVIRONMENTS:
+        yield (
+            f"num_actors ({config.num_actors}) times envs_per_actor ({config.envs_per_actor}) must be at most "
+            f"{MAX_ENVIRONMENTS}: a run has seeds for so many environments"
+        )
 
 
 def _wrong_num_learners(config: TrainingConfig) -> Iterator[str]:

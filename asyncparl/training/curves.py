@@ -67,8 +67,10 @@ def read_curve(path: Path, *, x: str, y: str) -> Curve:
         raise NothingYet(f"{path} has no {PROGRESS_FILE}: nothing was reported yet")
     columns = next((columns for columns in tables.values() if x in columns and y in columns), None)
     if columns is None:
-        known = ", ".join(dict.fromkeys(name for table in tables.values() for name in table))
-        raise RunFolderError(f"{path} has no columns {x} and {y} in one table; there are {known}")
+        missing = next((name for name in (y, x) if not any(name in table for table in tables.values())), None)
+        what = f"no column {missing}" if missing is not None else f"no columns {x} and {y} in one table"
+        known = "; ".join(f"{name} has {', '.join(table)}" for name, table in tables.items())
+        raise RunFolderError(f"{path} has {what}: {known}")
     known_y = np.isfinite(columns[y])
     if not known_y.any():
         raise NothingYet(f"{path} has no {y} yet: {len(known_y)} rows, none with a value")

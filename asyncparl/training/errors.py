@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from asyncparl.errors import AsyncparlError
+
+_NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
 
 
 class ConfigError(AsyncparlError, ValueError):
@@ -26,6 +31,18 @@ class TrainingError(AsyncparlError):
 
 class LearnersParted(TrainingError):
     """One of several learners has lost the others. Why, the report of a death says, if there is one."""
+
+
+def told(error: Exception) -> str:
+    """An exception of a user's code in one line, with the place in that code: not in ours, nor in a library's."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_NOT_THE_USERS) and "site-packages" not in frame.filename
+    ]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first_line}{place}"
 
 
 @contextmanager

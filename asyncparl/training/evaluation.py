@@ -16,8 +16,9 @@ import trio
 from numpy.typing import NDArray
 
 import asyncparl
+from asyncparl.machine import usable_cpus
 from asyncparl.training.build import Interface, ModelClass, make_model, seed_generators
-from asyncparl.training.config import TrainingConfig
+from asyncparl.training.config import MAX_ACTORS_PER_CPU, TrainingConfig
 from asyncparl.training.environments import (
     EnvironmentOptions,
     Episode,
@@ -170,8 +171,17 @@ class Evaluator:
     def __init__(self, setup: EvaluationSetup, num_actors: int = 1) -> None:
         self._actors = [EvaluationActor(setup) for _ in range(num_actors)]
 
-    async def evaluate(self, weights: Weights, num_episodes: int) -> Evaluation:
+    async def evaluate(
+        self,
+        weights: Weights,
+        num_episodes: int,
+        *,
+        on_played: Callable[[int, list[Episode]], object] = lambda first, episodes: None,
+    ) -> Evaluation:
         """Play that many episodes with these weights.
+
+        Args:
+            on_played: called with the episodes of each group when all of them have ended, and the number of the first.
 
         Raises:
             ValueError: the weights are of another model.
@@ -186,6 +196,7 @@ class Evaluator:
             while waiting:
                 first, number = waiting.pop()
                 played[first] = await actor.play(dict(weights), first, number)
+                on_played(first, played[first])
 
         with unwrapped_errors():
             async with trio.open_nursery() as nursery:
@@ -198,3 +209,17 @@ def check_num_episodes(number: int) -> None:
     """Raise ValueError if an evaluation cannot have so many."""
     if not 1 <= number <= MAX_EPISODES:
         raise ValueError(f"an evaluation has from 1 to {MAX_EPISODES:,} episodes, not {number}")
+
+
+def useful_actors(number: int, num_episodes: int) -> int:
+    """Of so many actors, for how many there is a group of episodes.
+
+    Raises:
+        ValueError: they are too many for this machine.
+    """
+    number = min(number, -(-num_episodes // GROUP))
+    if number > MAX_ACTORS_PER_CPU * usable_cpus():
+        raise ValueError(
+            f"{number} actors are too many for {usable_cpus()} CPUs: at most {MAX_ACTORS_PER_CPU} for each"
+        )
+    return number

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from asyncparl.training.policy_delay import PolicyDelays
 from asyncparl.training.predictor import Predictor
 from asyncparl.training.sampler import RolloutRecord
 from asyncparl.training.sending import SentSample
-from asyncparl.training.weight_board import WeightBoard
+from asyncparl.training.weight_boards import Seat, WeightBoard, WeightBoards
 
 
 @dataclass(slots=True)
@@ -64,21 +64,14 @@ class Exchange(ABC):
         self._config = setup.config
         self._newest = setup.newest
         self._note_delay = setup.note_delay
-        self._board: WeightBoard | None = None
-        """For weights of actors on this host, while the exchange runs; None: there is none."""
+        # With one slot more than there are actors there is always room.
+        self._boards = WeightBoards(setup.newest.packed.nbytes, setup.config.num_actors + 1)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own what works beside the actors, inside `asyncparl.connect()`. Runs until it is cancelled, or that fails."""
-        num_slots = self._config.num_actors + 1
-        with ExitStack() as stack:
-            with suppress(OSError):  # then weights are sent to every actor
-                self._board = stack.enter_context(WeightBoard(self._newest.packed.nbytes, num_slots))
+        with self._boards:
             task_status.started()
             await trio.sleep_forever()
-
-    def _start_player(self, setup: ActorSetup) -> asyncparl.Proxy:
-        """A new actor that has a network."""
-        return RolloutActor(setup, None if self._board is None else self._board.address)
 
     @abstractmethod
     def play(self, setup: ActorSetup) -> AsyncGenerator[SentSample, None]:
@@ -95,7 +88,7 @@ class Exchange(ABC):
 
 
 class Delivery:
-    """Weights on their way to an actor.
+    """Weights on their way to an actor: the newest ones at the time when it was made.
 
     Args:
         actor: a `RolloutActor`.
@@ -103,27 +96,31 @@ class Delivery:
         board: where it finds them; None, or one that has no room now: they go with the call.
     """
 
-    def __init__(self, actor: asyncparl.Proxy, newest: NewestWeights, board: WeightBoard | None) -> None:
-        self.version, self._published_at = newest.version, newest.published_at
+    def __init__(self, actor: asyncparl.Proxy, newest: NewestWeights, board: WeightBoard | None = None) -> None:
+        self.version, self._packed, self._published_at = newest.version, newest.packed, newest.published_at
+        self._actor = actor
         self._board = board
-        self._slot = None if board is None else board.lend(newest.version, newest.packed)
+        self._slot: int | None = None
+        self._call: Awaitable[str | None] | None = None
+
+    async def start(self) -> None:
+        """Tell the actor: calls that follow are made with these weights."""
+        if self._board is not None:
+            self._slot = await self._board.lend(self.version, self._packed)
         if self._slot is None:
-            self._call = actor.set_weights(newest.version, newest.packed)
+            self._call = self._actor.set_weights(self.version, self._packed)
         else:
-            self._call = actor.set_weights_from(newest.version, self._slot)
+            self._call = self._actor.set_weights_from(self.version, self._slot)
 
-    def is_over(self) -> bool:
-        """Whether `wait` does not wait."""
-        return bool(self._call.done())
-
-    async def wait(self) -> bool:
-        """Until the actor has them. Whether it sees the board.
+    async def wait(self) -> str | None:
+        """Until the actor has them, after `start`. Its host, if it was no board that it was told of.
 
         Raises:
             Exception: it could not take them, or died.
         """
+        assert self._call is not None
         try:
-            return bool(await self._call)
+            return await self._call
         finally:
             if self._board is not None and self._slot is not None:
                 self._board.give_back(self._slot)
@@ -137,10 +134,6 @@ class Delivery:
 # --- IMPALA -------------------------------------------------------------------------------------------------------
 
 
-StartSoon = Callable[..., None]
-"""Starts a task with a function and its arguments."""
-
-
 class WeightSender:
     """Keeps the weights of one actor new.
 
@@ -150,49 +143,63 @@ class WeightSender:
     """
 
     def __init__(
-        self,
-        actor: asyncparl.Proxy,
-        newest: NewestWeights,
-        *,
-        start_soon: StartSoon,
-        delays: PolicyDelays,
-        board: WeightBoard | None = None,
+        self, actor: asyncparl.Proxy, newest: NewestWeights, boards: WeightBoards, delays: PolicyDelays
     ) -> None:
         self._actor = actor
         self._newest = newest
-        self._start_soon = start_soon
+        self._boards = boards
         self._delays = delays  # not of the first: they were published when there was no such actor
-        self._board = board
-        self._sees_board = False
-        self._delivery = Delivery(actor, newest, None)
-        self._is_due = False
+        self._due = trio.Event()
+        self._changed = trio.Event()
+        self._scope = trio.CancelScope()
+        self._failure: Exception | None = None
 
-    async def rollout_taken(self, record: RolloutRecord) -> None:
+    def rollout_taken(self, record: RolloutRecord) -> None:
         """The actor is due.
 
         Raises:
-            Exception: the actor could not take the weights that it was sent last.
+            Exception: the actor could not take the weights that it was sent last, or died.
         """
+        if self._failure is not None:
+            raise self._failure
         if record.since_weights_s is not None:
             self._delays.played(record.weights_version, record.since_weights_s)
-        if self._delivery.is_over():
-            self._sees_board = await self._delivery.wait()
-        self._is_due = True
-        self.offer()
+        self._due.set()
 
-    def offer(self) -> None:
-        """Send the newest weights, if the actor is due and has older ones."""
-        if self._is_due and self._delivery.version != self._newest.version and self._delivery.is_over():
-            self._delivery = Delivery(self._actor, self._newest, self._board if self._sees_board else None)
-            self._start_soon(self._note_arrival, self._delivery)
-            self._is_due = False
+    def published(self) -> None:
+        """`newest` has changed."""
+        self._changed.set()
+        self._changed = trio.Event()
 
-    async def _note_arrival(self, delivery: Delivery) -> None:
-        try:
+    async def run(self, first: Delivery) -> None:
+        """Until it is stopped, or fails.
+
+        Args:
+            first: of the first weights; it was started.
+        """
+        with self._scope:
+            try:
+                await self._send(first)
+            except Exception as error:
+                self._failure = error
+
+    def stop(self) -> None:
+        """The actor is not needed any more."""
+        self._scope.cancel()
+
+    async def _send(self, first: Delivery) -> None:
+        seat, version = Seat(self._actor, await first.wait() or "", self._boards), first.version
+        while True:
+            await self._due.wait()
+            self._due = trio.Event()
+            board = await seat.board()
+            while self._newest.version == version:
+                await self._changed.wait()
+            delivery = Delivery(self._actor, self._newest, board)
+            await delivery.start()
             await delivery.wait()
-        except Exception:
-            return  # `rollout_taken` raises it, or the stream of rollouts
-        self._delays.arrived(delivery.version, delivery.age_s())
+            version = delivery.version
+            self._delays.arrived(version, delivery.age_s())
 
 
 class Streams(Exchange):
@@ -201,36 +208,32 @@ class Streams(Exchange):
     def __init__(self, setup: ExchangeSetup) -> None:
         super().__init__(setup)
         self._senders: set[WeightSender] = set()
-        self._nursery: trio.Nursery | None = None  # while it takes tasks
+        self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                await super().run(task_status=task_status)
-            finally:
-                self._nursery = None
+        async with trio.open_nursery() as self._nursery:
+            await super().run(task_status=task_status)
 
     async def play(self, setup: ActorSetup) -> AsyncGenerator[SentSample, None]:
-        actor = self._start_player(setup)
-        delays = PolicyDelays(self._note_delay)
-        sender = WeightSender(actor, self._newest, start_soon=self._start_soon, delays=delays, board=self._board)
+        assert self._nursery is not None
+        actor = RolloutActor(setup)
+        sender = WeightSender(actor, self._newest, self._boards, PolicyDelays(self._note_delay))
+        first = Delivery(actor, self._newest)
+        await first.start()
+        self._nursery.start_soon(sender.run, first)
         self._senders.add(sender)
         try:
             async with aclosing(actor.rollouts()) as rollouts:
                 async for sample in rollouts:
                     yield sample
-                    await sender.rollout_taken(sample.record)
+                    sender.rollout_taken(sample.record)
         finally:
             self._senders.discard(sender)
+            sender.stop()
 
     def publish(self) -> None:
         for sender in self._senders:
-            sender.offer()
-
-    def _start_soon(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        if self._nursery is not None:  # else the run is ending, and nobody reads any figures
-            self._nursery.start_soon(function, *args)
+            sender.published()
 
 
 # --- A2C ----------------------------------------------------------------------------------------------------------
@@ -242,22 +245,22 @@ class TurnPlayer:
     Args:
         actor: a `RolloutActor`.
         newest: stays as it is while a rollout is played.
+        boards: where it may find them.
         note_delay: see `ExchangeSetup`. It is not told of the first weights: there was no such actor before.
-        board: where an actor finds weights that sees it.
     """
 
     def __init__(
         self,
         actor: asyncparl.Proxy,
         newest: NewestWeights,
+        boards: WeightBoards,
         note_delay: Callable[[float], None],
-        board: WeightBoard | None = None,
     ) -> None:
         self._actor = actor
         self._newest = newest
+        self._boards = boards
         self._note_delay = note_delay
-        self._board = board
-        self._sees_board = False
+        self._seat: Seat | None = None  # once it has answered
         self._sent_version: int | None = None
 
     async def rollout(self) -> SentSample:
@@ -268,12 +271,15 @@ class TurnPlayer:
         """
         sent_version, delivery = self._sent_version, None
         if self._newest.version != sent_version:
-            delivery = Delivery(self._actor, self._newest, self._board if self._sees_board else None)
+            delivery = Delivery(self._actor, self._newest, None if self._seat is None else await self._seat.board())
+            await delivery.start()
         rollout = self._actor.rollout()  # after the weights: calls keep their order
         came_after_s = None
         if delivery is not None:
-            self._sees_board = await delivery.wait()
+            host = await delivery.wait()
             came_after_s, self._sent_version = delivery.age_s(), delivery.version
+            if self._seat is None:
+                self._seat = Seat(self._actor, host or "", self._boards)
         sample: SentSample = await rollout
         since_weights_s = sample.record.since_weights_s
         if sent_version is not None and came_after_s is not None and since_weights_s is not None:
@@ -296,9 +302,9 @@ class Rounds(Exchange):
         self._more_turns = trio.Event()
 
     async def play(self, setup: ActorSetup) -> AsyncGenerator[SentSample, None]:
-        actor = self._start_player(setup)
+        actor = RolloutActor(setup)
         await actor.statistics()  # it has no turn before it can play: it may be waiting for a machine
-        player = TurnPlayer(actor, self._newest, self._note_delay, self._board)
+        player = TurnPlayer(actor, self._newest, self._boards, self._note_delay)
         while True:
             await self._take_turn()
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from asyncparl.training.build import (
 from asyncparl.training.check_model import check_model
 from asyncparl.training.checkpoint import Counters, load_latest
 from asyncparl.training.config import TrainingConfig
+from asyncparl.training.environments import EnvironmentOptions
 from asyncparl.training.errors import ConfigError
 from asyncparl.training.evaluation import Evaluation
 from asyncparl.training.metrics import Report
+from asyncparl.training.presets import DEFAULTS
 from asyncparl.training.recipes import make_algorithm
 from asyncparl.training.run_folder import RunFolder, default_run_dir
 
@@ -34,10 +36,13 @@ CHANGEABLE = frozenset(
     {
         "steps", "num_actors", "cluster", "device", "precision", "learner_threads", "num_batches", "max_actor_restarts",
         "checkpoint_interval_s", "report_interval_s", "num_predictors", "prediction_batch_size", "repeatable",
-        "evaluate_every", "evaluation_episodes", "schedule_steps", "num_learners",
+        "evaluate_every", "evaluation_episodes", "schedule_steps", "num_learners", "envs_per_actor",
+        "compress_rollouts",
     }
 )  # fmt: skip
-"""Settings that may differ when a run is resumed; the others would make it another run."""
+"""Settings that may differ when a run is resumed; the others would make it another run. docs/training.md lists them."""
+CHANGEABLE_ENV_OPTIONS = frozenset({"num_threads"})
+"""The same of its `env_options`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +127,38 @@ def change_config(config: TrainingConfig, changes: dict[str, Any]) -> TrainingCo
     Raises:
         ConfigError: a change is wrong, or would make it another run.
     """
-    wrong = sorted(name for name, value in changes.items() if name not in CHANGEABLE and value != getattr(config, name))
+    wrong = sorted(
+        f"{name} cannot be changed when a run is resumed"
+        for setting, value in changes.items()
+        for name in _unchangeable(setting, getattr(config, setting, None), value)
+    )
     if wrong:
-        raise ConfigError("\n".join(f"{name} cannot be changed when a run is resumed" for name in wrong))
+        wrong[-1] += ": that would be another run, which --config RUN begins with the settings of this one"
+        raise ConfigError("\n".join(wrong))
+    if DEFAULTS[config.algorithm].is_synchronous:
+        _check_same_batch(config, changes)
     return config.replace(**changes)
+
+
+def _unchangeable(setting: str, before: Any, after: Any) -> list[str]:
+    """What of a setting may not come to be so."""
+    if setting in CHANGEABLE or before == after:
+        return []
+    if setting != "env_options":
+        return [setting]
+    before, after = before or EnvironmentOptions(), after or EnvironmentOptions()
+    names = [each.name for each in fields(EnvironmentOptions) if each.name not in CHANGEABLE_ENV_OPTIONS]
+    return [f"env_options.{name}" for name in names if getattr(before, name) != getattr(after, name)]
+
+
+def _check_same_batch(config: TrainingConfig, changes: dict[str, Any]) -> None:
+    num_actors = changes.get("num_actors", config.num_actors)
+    num_envs = changes.get("envs_per_actor", config.envs_per_actor)
+    if num_actors * num_envs != config.batch_size:
+        raise ConfigError(
+            f"num_actors ({num_actors}) times envs_per_actor ({num_envs}) must stay {config.batch_size} when a run is "
+            f"resumed: in {config.algorithm} that is the batch"
+        )
 
 
 def _choose_model(config: TrainingConfig, model: ModelClass | None) -> tuple[ModelClass | None, TrainingConfig]:

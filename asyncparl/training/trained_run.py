@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncparl.training.build import ModelClass, find_interface, import_model, make_model
-from asyncparl.training.checkpoint import BEST_NAME, Checkpoint, load_checkpoint, load_latest
+from asyncparl.training.checkpoint import BEST_NAME, Checkpoint, list_checkpoints, load_checkpoint, load_latest
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.errors import ConfigError, RunFolderError
 from asyncparl.training.run_files import CHECKPOINT_FOLDER, read_config
@@ -35,22 +35,30 @@ class TrainedRun:
         return cls(path, config, None if config.model is None else import_model(config.model))
 
     def checkpoint(self, which: str, *, warn: Callable[[str], None] = lambda _: None) -> Checkpoint:
-        """The "best" or the "last" one, or that in the file of this name.
+        """The "best" or the "last" one, or that in the file of this name, here or in the folder of the run.
 
         Args:
             warn: told of newer checkpoints that cannot be read.
 
         Raises:
-            RunFolderError: there is no such checkpoint.
+            RunFolderError: there is no such checkpoint. The error tells which ones the run has.
         """
         folder = self.path / CHECKPOINT_FOLDER
         if which == LAST:
             return load_latest(folder, warn=warn)
         if which == BEST and not (folder / BEST_NAME).exists():
-            raise RunFolderError(
-                f"there is no {BEST_NAME} in {folder}: it comes with the first evaluation, or after 100 episodes"
-            )
-        return load_checkpoint(folder / BEST_NAME if which == BEST else Path(which))
+            why = "it comes with the first evaluation, or after 100 episodes"
+            raise RunFolderError(f"there is no {BEST_NAME} in {folder}: {why}; {self._what_there_is()}")
+        for path in [folder / BEST_NAME] if which == BEST else [Path(which), folder / which]:
+            if path.is_file():
+                return load_checkpoint(path)
+        raise RunFolderError(f"there is no checkpoint {which!r}, neither here nor in {folder}; {self._what_there_is()}")
+
+    def _what_there_is(self) -> str:
+        folder = self.path / CHECKPOINT_FOLDER
+        files = [path.name for path in list_checkpoints(folder)] if folder.is_dir() else []
+        names = ([BEST] if (folder / BEST_NAME).exists() else []) + ([LAST] if files else [])
+        return f"the run has {', '.join(names + files)}" if names else "the run has none yet"
 
     def names(self) -> list[str]:
         """What `checkpoint` can be asked for: the best one, if there is one, and the last."""

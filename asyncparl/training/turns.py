@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import asyncparl
 from asyncparl.rl import keep_freed_memory
-from asyncparl.training.actor import ActorSetup, repeated
+from asyncparl.training.actor import ActorSetup, RolloutActor, repeated
 from asyncparl.training.errors import TrainingError
 from asyncparl.training.exchange import Exchange, ExchangeSetup, Predicted, TurnPlayer
 from asyncparl.training.sampler import Sampler
@@ -100,7 +100,7 @@ class RolloutTurns(Turns):
     """Of actors that have a network."""
 
     def _start(self, setup: ActorSetup) -> Callable[[], Awaitable[SentSample]]:
-        return TurnPlayer(self._start_player(setup), self._newest, self._note_delay, self._board).rollout
+        return TurnPlayer(RolloutActor(setup), self._newest, self._boards, self._note_delay).rollout
 
 
 class PredictedTurns(Turns):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncparl.training.environments import Episode
+from asyncparl.training.environments import Episode, VectorEnvironment
 from asyncparl.training.errors import ConfigError
 from asyncparl.training.evaluation import EvaluationSetup, Weights, play_episodes
 
@@ -33,6 +34,30 @@ def check_video(path: Path) -> None:
         ) from error
 
 
+def check_filmed(setup: EvaluationSetup, paths: Iterable[Path]) -> None:
+    """Find out before the work begins whether the environment can be filmed, by drawing its first moment.
+
+    Args:
+        paths: where the videos go; their folders are made.
+
+    Raises:
+        ConfigError: it cannot be drawn, such as for want of a package, or there can be no file.
+    """
+    environment = _make_filmed(setup)
+    try:
+        environment.reset()
+        _frame(environment)
+    finally:
+        environment.close()
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _unfinished(path).touch()
+            _unfinished(path).unlink()
+        except OSError as error:
+            raise ConfigError(f"video {path} cannot be written: {error.strerror or error}") from error
+
+
 def film_episode(setup: EvaluationSetup, weights: Weights, path: Path) -> Episode:
     """Play the first episode of an evaluation, alone, and write what it looks like. Blocks: call it from a thread.
 
@@ -47,17 +72,14 @@ def film_episode(setup: EvaluationSetup, weights: Weights, path: Path) -> Episod
         OSError: the file cannot be written.
     """
     check_video(path)
+    environment = _make_filmed(setup)
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        environment = setup.make_environment(0, 1, filmed=True)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    unfinished = path.with_name(f".unfinished-{path.name}")
+    unfinished = _unfinished(path)
     writer: Any = None
 
     def film() -> None:
         nonlocal writer
-        frame = _readable(environment.frame())
+        frame = _readable(_frame(environment))
         if writer is None:
             writer = _open(unfinished, environment.frames_per_s)
         writer.append_data(frame)
@@ -72,6 +94,24 @@ def film_episode(setup: EvaluationSetup, weights: Weights, path: Path) -> Episod
         if writer is not None:
             writer.close()
         unfinished.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".unfinished-{path.name}")
+
+
+def _make_filmed(setup: EvaluationSetup) -> VectorEnvironment:
+    try:
+        return setup.make_environment(0, 1, filmed=True)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _frame(environment: VectorEnvironment) -> NDArray[np.uint8]:
+    try:
+        return environment.frame()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _open(path: Path, frames_per_s: float) -> Any:

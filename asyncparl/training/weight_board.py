@@ -1,10 +1,8 @@
-"""Weights for actors on the learner's host: written once for each version, whatever their number, and read in place.
+"""Memory of one host where weights are written once for each version, and read in place by all actors of that host.
 
-The learner's process makes the memory. It has no name; actors open it through the learner's entry in /proc, and map it
-read-only. Who cannot, on another host, in a container of its own, or as another user, is sent weights as ever.
-
-An actor is told of weights by a call, and looks at them during that call only. So their slot may be written to again
-when all calls that name it have ended, however they did: nothing is taken any more of an actor whose call was lost.
+One process makes the memory. It has no name; others open it through that process' entry in /proc, and map it read-only.
+Who cannot, in a container of its own or as another user, is sent weights as ever. Who reads which slot, and when it may
+be written to again, is the learner's business: see `weight_boards.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import os
 import secrets
 import stat
 import sys
+from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -23,6 +21,15 @@ from numpy.typing import NDArray
 
 _TOKEN_BYTES = 16
 _HEAD_BYTES = 4096  # the token; slots begin after it, and at multiples of it
+
+
+@cache
+def this_host() -> str:
+    """Equal for processes that mean the same by a process id; empty where nothing of that kind is known."""
+    if sys.platform != "linux":
+        return ""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 class BoardAddress(NamedTuple):
@@ -40,12 +47,12 @@ class BoardAddress(NamedTuple):
         return _HEAD_BYTES + slot * (self.num_bytes + -self.num_bytes % _HEAD_BYTES)
 
 
-class WeightBoard:
-    """The learner's side; it is open until its block ends. Event loop only.
+class BoardMemory:
+    """The side of the process that makes it and writes to it.
 
     Args:
         num_bytes: of the weights.
-        num_slots: with one more than there are actors there is always room. They take memory when they are used.
+        num_slots: they take memory when they are used.
 
     Raises:
         OSError: the system has no such memory.
@@ -54,63 +61,41 @@ class WeightBoard:
     def __init__(self, num_bytes: int, num_slots: int) -> None:
         if sys.platform != "linux":
             raise OSError("only Linux has memory without a name")
-        self._fd = os.memfd_create("asyncparl-weights", os.MFD_CLOEXEC)
+        self._fd: int | None = os.memfd_create("asyncparl-weights", os.MFD_CLOEXEC)
         try:
             token = secrets.token_bytes(_TOKEN_BYTES)
-            self.address = BoardAddress(_host(), os.getpid(), self._fd, token, num_bytes, num_slots)
+            self.address = BoardAddress(this_host(), os.getpid(), self._fd, token, num_bytes, num_slots)
             os.ftruncate(self._fd, self.address.start(num_slots))
             os.posix_fallocate(self._fd, 0, _HEAD_BYTES)
             memory = mmap.mmap(self._fd, self.address.start(num_slots))
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
         memory[:_TOKEN_BYTES] = token
         self._slots = [_weights(memory, self.address, slot) for slot in range(num_slots)]
-        self._versions: list[int | None] = [None] * num_slots
-        self._num_readers = [0] * num_slots
+        self._has_memory = [False] * num_slots
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        os.close(self._fd)
-        self._slots = []
-
-    def lend(self, version: int, packed: NDArray[np.uint8]) -> int | None:
-        """The slot that has these weights, for one reader more, who owes a `give_back`. None: there is no room.
-
-        Args:
-            version: says whether they are there already. packed: the weights.
-        """
-        if not self._slots:
-            return None  # it was closed
-        if version in self._versions:
-            slot = self._versions.index(version)
-        elif 0 in self._num_readers:
-            slot = self._num_readers.index(0)  # the lowest: what was used before is in the caches
-            if not self._has_memory(slot):
-                return None
-            self._slots[slot][:] = packed
-            self._versions[slot] = version
-        else:
-            return None
-        self._num_readers[slot] += 1
-        return slot
-
-    def give_back(self, slot: int) -> None:
-        """A reader will not look there any more."""
-        self._num_readers[slot] -= 1
-
-    def _has_memory(self, slot: int) -> bool:
-        """Asked for before it is written to: there, want of memory would be a signal."""
-        if self._versions[slot] is None:
-            try:
+    def write(self, slot: int, packed: NDArray[np.uint8]) -> bool:
+        """Whether there was memory for it."""
+        if self._fd is None:
+            return False
+        if not self._has_memory[slot]:
+            try:  # before it is written to: there, want of memory would be a signal
                 os.posix_fallocate(self._fd, self.address.start(slot), self.address.num_bytes)
             except OSError:
                 return False
+            self._has_memory[slot] = True
+        self._slots[slot][:] = packed
         return True
+
+    def close(self) -> None:
+        """Nobody finds it any more. Who has mapped it sees it still."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd, self._slots = None, []
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class BoardReader:
@@ -124,9 +109,9 @@ class BoardReader:
     def open(cls, address: BoardAddress) -> Self | None:
         """None: it cannot be seen from here."""
         path = f"/proc/{address.pid}/fd/{address.fd}"
+        if address.host != this_host():
+            return None
         try:
-            if address.host != _host():
-                return None
             if not stat.S_ISREG(os.stat(path).st_mode):  # should it be something else by now, opening it might block
                 return None
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -145,9 +130,3 @@ class BoardReader:
 
 def _weights(memory: mmap.mmap, address: BoardAddress, slot: int) -> NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8, address.num_bytes, address.start(slot))
-
-
-def _host() -> str:
-    """Equal for processes that mean the same by a process id."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

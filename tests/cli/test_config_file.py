@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import ClickException
 
 from asyncparl.cli import commands
 from asyncparl.training import TrainingConfig
@@ -73,6 +74,69 @@ def test_what_follows_from_other_settings_follows_from_the_new_ones(monkeypatch:
     _save(TrainingConfig(env="CartPole-v1", algorithm="a2c", num_actors=2, envs_per_actor=4, rms_epsilon=0.1), "run")
     config = _config("a2c --config run --actors 3 --optimizer adam", monkeypatch)
     assert (config.num_actors, config.batch_size, config.optimizer) == (3, 12, "adam")
+
+
+@pytest.mark.parametrize("given", ["--env-option frame_skip=4", "--config slip.toml", "--config slip.toml --env pong"])
+def test_an_option_of_other_environments_is_refused_wherever_it_stands_and_whatever_its_value(given: str) -> None:
+    name = "max_episode_steps" if given.endswith("pong") else "frame_skip"  # 4 is the default of the latter
+    Path("slip.toml").write_text(f"env = 'CartPole-v1'\nenv_options = {{ {name} = 4 }}")
+    env = "" if "--config" in given else "--env CartPole-v1"
+    with pytest.raises(ClickException, match=rf"^option {name} is only for .*, which '(CartPole-v1|pong)' is not$"):
+        commands.main(["train", "impala", *given.split(), *env.split()], standalone_mode=False)
+
+
+def test_options_that_a_run_has_by_default_are_none_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config.json has all of them, also those of other environments."""
+    before = TrainingConfig(env="CartPole-v1", env_options=EnvironmentOptions(max_episode_steps=100))
+    _save(before, "run")
+    assert _config("impala --config run", monkeypatch) == before
+    assert _config("impala --config run --env-option clip_rewards=true", monkeypatch).env_options == EnvironmentOptions(
+        max_episode_steps=100, clip_rewards=True
+    )
+
+
+def test_a_protocol_on_the_command_line_wins_over_the_options_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(TrainingConfig(env="pong", env_options=EnvironmentOptions(noop_max=7, frame_skip=2)), "run")
+    config = _config("impala --config run --protocol machado2018", monkeypatch)
+    assert config.env_options == EnvironmentOptions.for_protocol("machado2018", frame_skip=2)
+
+
+def test_a_preset_beside_the_settings_of_a_run_is_refused() -> None:
+    _save(TrainingConfig(env="CartPole-v1"), "run")
+    with pytest.raises(ClickException, match=r"^--preset is for what nobody says, and the settings of a run say every"):
+        commands.main(["train", "impala", "--config", "run", "--preset", "paper"], standalone_mode=False)
+
+
+def test_evaluations_and_the_cluster_of_another_run_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = TrainingConfig(env="CartPole-v1", cluster="alpha:8010", evaluate_every=100)
+    _save(before, "run")
+    config = _config("impala --config run --cluster none --evaluate-every 0", monkeypatch)
+    assert config == before.replace(cluster=None, evaluate_every=None)
+
+
+def test_options_of_a_resumed_run_that_are_not_given_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed: list[dict[str, Any]] = []
+
+    def resume(run_dir: Path, *, changes: dict[str, Any], **_: Any) -> None:
+        resumed.append(changes)
+        raise Started
+
+    monkeypatch.setattr("asyncparl.training.trainer.Trainer.resume", resume)
+    options = EnvironmentOptions(frame_skip=2, screen_size=(42, 42))
+    _save(TrainingConfig(env="pong", env_options=options, cluster="alpha:8010", evaluate_every=5), "run")
+    given = "--compress-rollouts --cluster none --evaluate-every 0 --env-option num_threads=2"
+    with pytest.raises(Started):
+        commands.main(["train", "impala", "--resume", "run", *given.split()], standalone_mode=False)
+    with pytest.raises(ClickException, match=r"^option max_episode_steps is only for gymnasium environments"):
+        commands.main(
+            ["train", "impala", "--resume", "run", "--env-option", "max_episode_steps=5"], standalone_mode=False
+        )
+    assert resumed == [
+        {
+            "algorithm": "impala", "compress_rollouts": True, "cluster": None, "evaluate_every": None,
+            "env_options": EnvironmentOptions(frame_skip=2, screen_size=(42, 42), num_threads=2),
+        }
+    ]  # fmt: skip
 
 
 def test_each_setting_of_a_run_can_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ from click.testing import CliRunner
 import asyncparl
 from asyncparl.cli import commands, main
 from asyncparl.training.checkpoint import list_checkpoints, load_checkpoint
+from asyncparl.training.environments import environment_seed
 from asyncparl.training.presets import ALGORITHM_NAMES
+from tests.training.subjects import FAILING_SEEDS_ID
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
@@ -149,6 +151,22 @@ def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path: Path) -> None:
         assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
 
 
+@pytest.mark.slow
+def test_what_an_environment_raises_in_an_actor_is_told_with_its_traceback_there_and_no_other(tmp_path: Path) -> None:
+    arguments = f'arguments={{"first_seed": {environment_seed(1)}}}'  # fails wherever it is played
+    with _started(
+        "--env", FAILING_SEEDS_ID, "--env-option", arguments, *SMALL, "--actors", "1", folder=tmp_path
+    ) as process:  # fmt: skip
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    _, _, told = output.partition("Traceback (most recent call last):")
+    assert "Traceback" not in told and "cli/train.py" not in told
+    *_, place, code, error, last = told.splitlines()
+    assert "subjects.py" in place and code.strip().startswith("raise LookupError")
+    assert error == "LookupError: the game is lost"
+    assert re.fullmatch(r"error: LookupError: the game is lost; raised in RolloutActor#1 \(pid \d+\)", last)
+
+
 def _fails(
     arguments: Sequence[str],
     capsys: pytest.CaptureFixture[str],
@@ -168,6 +186,7 @@ def _fails(
 
 CONFIG_FILES = {
     "file": "",
+    "broken.py": "x = (",
     "broken.toml": "steps = ",
     "broken.json": "{",
     "list.json": "[]",
@@ -223,6 +242,14 @@ CONFIG_FILES = {
         ),
         ("--env pong --model Mine", "error: a model is given as module:Class, not 'Mine'"),
         ("--env pong --model nowhere:Mine", "error: model 'nowhere:Mine': No module named 'nowhere'"),
+        (
+            "--env pong --model broken:Mine",
+            "error: model 'broken:Mine': broken cannot be imported: SyntaxError: '(' was nev",
+        ),
+        (
+            "--env broken:Mine-v0",
+            "error: 'broken:Mine-v0' cannot be made: SyntaxError: '(' was never closed (broken.py, li",
+        ),
         ("--env pong --cluster a:b:c", "error: Invalid value for '--cluster': 'a:b:c' is not host:port"),
         ("--resume missing", "error: missing is no run folder"),
         ("--resume missing --run-dir new", "error: --run-dir is for new runs"),
@@ -330,3 +357,34 @@ main()
 def test_the_version_is_printed() -> None:
     done = _python("from asyncparl.cli import commands; commands.main(['--version'])")
     assert done.stdout == f"{asyncparl.__version__}\n"
+
+
+@pytest.mark.parametrize(("command", "shown"), [("", "asyncparl evaluate RUN"), ("train", "ALGORITHM [OPTIONS]")])
+def test_a_command_alone_shows_its_help(
+    command: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["asyncparl", *command.split()])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said.startswith("Usage: asyncparl") and shown in said
+    assert "..." not in said.partition("Commands:")[2]  # every command is explained in a whole sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("resume run", "error: No such command 'resume'. There are actors, bench, evaluate, logs, "),
+        ("train ppo", "error: No such command 'ppo'. There are a2c, ga3c, impala."),
+        ("--verison", "error: No such option"),
+    ],
+)
+def test_where_there_is_no_such_command_those_that_there_are_are_named(
+    command: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["asyncparl", *command.split()])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(line)

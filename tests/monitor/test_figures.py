@@ -152,6 +152,24 @@ async def test_a_worker_that_is_stopped_is_silent_and_the_others_are_not_kept_wa
         assert (await looker.row("Worker#1")).state == "running"
 
 
+async def test_an_actor_whose_process_cannot_be_started_says_what_it_waits_for() -> None:
+    async with private_cluster() as looker:
+        worker = Worker()
+        zygote = psutil.Process(await worker.pid()).parent()
+        zygote.suspend()
+        try:
+            other = Worker()
+            while not (row := await looker.row("Worker#2")).doing_s:
+                await trio.sleep(0.1)
+            assert row.state == "starting"
+            reason = f"the process that starts workers (pid {zygote.pid}) is stopped (SIGSTOP)"
+            assert row.doing == f"its process is being started: {reason}"
+        finally:
+            zygote.resume()
+        await other.pid()
+        assert (await looker.row("Worker#2")).doing == "waits for calls"
+
+
 async def test_deaths_are_remembered_with_their_last_words() -> None:
     async with private_cluster() as looker:
         worker, closed = Worker(), Worker()

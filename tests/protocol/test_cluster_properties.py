@@ -187,12 +187,13 @@ class ClusterMachine(RuleBasedStateMachine):
         self.num_asked += 1
         actor_id, driver_id = actor_id or f"a{self.num_asked}", f"d{number}"
         answer = self.core.actors.ask(driver_id, actor_id, "name", demand, self.now)
+        if driver_id in self.record.drivers:
+            self.record.outstanding.pop(actor_id, None)
         if driver_id not in self.record.drivers or self.record.is_impossible(demand, self.now):
             assert isinstance(answer, Refused)
             assert self.core.actors.why_waiting(actor_id) is None
             return
         self.record.news.discard(actor_id)
-        self.record.outstanding.pop(actor_id, None)
         self.record.actors[actor_id] = ActorRecord(driver_id, demand, self.now)
         self.book_grants()
         if isinstance(answer, Granted):

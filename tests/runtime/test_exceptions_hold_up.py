@@ -205,6 +205,17 @@ class Failing:
         await trio.lowlevel.checkpoint()
         raise make(name)
 
+    async def late_method(self, name: str) -> None:
+        async def fail_late() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise make(name)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail_late)
+            nursery.start_soon(trio.sleep_forever)
+
     def stream(self, name: str) -> Iterator[str]:
         yield "item"
         raise make(name)
@@ -314,6 +325,17 @@ async def test_what_ends_any_program_ends_an_actor_which_says_what_it_was(method
             assert text in "\n".join(caught.value.log_tail), name
             with pytest.raises(asyncparl.ActorDied, match="never started"):
                 await failing[name].ok()
+
+
+async def test_an_exception_beside_the_cancellation_of_its_call_does_not_end_the_actor() -> None:
+    async with asyncparl.connect():
+        failing = Failing()
+        assert await failing.ok() == "ok"
+        with trio.move_on_after(0.5) as patience:
+            await failing.late_method("own __init__")
+        assert patience.cancelled_caught
+        assert await failing.ok() == "ok"
+        await asyncparl.close(failing)  # after the method
 
 
 async def test_an_exception_of_a_constructor_arrives_as_what_it_is() -> None:

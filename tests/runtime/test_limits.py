@@ -6,6 +6,7 @@ import ctypes
 import functools
 import gc
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,11 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def run_out_of_files(self, limit: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        while True:
+            os.dup(0)
 
 
 @pytest.mark.slow
@@ -149,6 +155,16 @@ async def test_a_program_with_too_long_arguments_is_told_so_and_leaves_nothing_o
             assert num_files[2] <= num_files[1]
 
 
+async def test_an_error_for_want_of_descriptors_names_the_process_and_its_limit() -> None:
+    async with asyncparl.connect(), Worker() as worker:
+        pid = await worker.pid()
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            await worker.run_out_of_files(64)
+        note = caught.value.__notes__[-1]
+        assert f"Too many open files: that process (pid {pid}) may have 64 (ulimit -n; its hard limit is " in note
+        assert await worker.echo(1) == 1
+
+
 @pytest.mark.slow
 async def test_connecting_again_and_again_leaves_no_descriptors_open() -> None:
     num_files = []
@@ -162,7 +178,7 @@ async def test_connecting_again_and_again_leaves_no_descriptors_open() -> None:
 # --- in a process of their own ------------------------------------------------------------------------------------
 
 FEW_FILES = """
-    import resource, trio, asyncparl
+    import psutil, resource, trio, asyncparl
 
     @asyncparl.remote_class
     class Worker:
@@ -178,12 +194,13 @@ FEW_FILES = """
                     assert await worker.echo(1) == 1
                     workers.append(worker)
                 except asyncparl.ActorDied as error:
-                    reasons.add("Too many open files" in str(error))
+                    reasons.add(error.reason.partition("cannot be started: ")[2])
 
             async with trio.open_nursery() as nursery:
                 for _ in range(150):
                     nursery.start_soon(use, Worker())
-            print(len(workers) >= 20, reasons)
+            [node] = psutil.Process().children()
+            print(len(workers) >= 20, [reason.replace(f"pid {node.pid}", "its pid") for reason in reasons])
             print(sum(await asyncparl.gather([worker.echo(1) for worker in workers])) == len(workers))
             for worker in workers[:10]:
                 await asyncparl.close(worker)
@@ -197,7 +214,10 @@ FEW_FILES = """
 @pytest.mark.slow
 def test_with_256_descriptors_as_many_actors_start_as_can_and_the_others_say_why(tmp_path: Path) -> None:
     done = run([sys.executable], FEW_FILES, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "True {True}\nTrue\n[0, 1, 2, 3, 4]\n")
+    whose = "its node (its pid) may have 256 (ulimit -n; its hard limit is 256)"
+    advice = "start it with a higher limit, or use fewer actors"
+    reasons = [f"Too many open files: {whose}; {advice}"]
+    assert (done.returncode, done.stdout) == (0, f"True {reasons}\nTrue\n[0, 1, 2, 3, 4]\n")
 
 
 FULL = """

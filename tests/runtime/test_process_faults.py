@@ -76,6 +76,26 @@ async def gone(pids: list[int]) -> None:
             await trio.sleep(0.01)
 
 
+async def test_what_actors_wait_for_that_cannot_start_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    said = ""
+    with trio.fail_after(LIMIT_S):
+        async with asyncparl.connect(), Echo() as first:
+            zygote = psutil.Process(await first.pid()).parent()
+            zygote.suspend()
+            try:
+                others = [Echo(), Echo()]
+                while not said:
+                    await trio.sleep(0.1)
+                    said += capfd.readouterr().err
+                await trio.sleep(1.0)  # for the second one to say the same
+            finally:
+                zygote.resume()
+            assert await asyncparl.gather([other.add(1) for other in others]) == [1, 1]
+    said += capfd.readouterr().err
+    reason = f"the process that starts workers (pid {zygote.pid}) is stopped (SIGSTOP)"
+    assert said in (f"asyncparl: Echo#{number} waits: {reason}\n" for number in (2, 3))
+
+
 @either_process
 async def test_when_a_process_behind_the_actors_is_killed_every_call_settles_at_once(which: str) -> None:
     with trio.fail_after(LIMIT_S):

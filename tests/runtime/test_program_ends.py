@@ -12,7 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+import trio
 
+import asyncparl
+from asyncparl.runtime.session import current_session
+from asyncparl.runtime.stopping import SESSION_LIMIT_S
 from tests.proc import process_table
 from tests.runtime.test_programs import LIMIT_S, REPOSITORY, run, write
 
@@ -82,6 +86,110 @@ def test_a_program_in_the_middle_of_things_ends_soon_and_without_noise(
     assert lines[-1].startswith(last_line)
     assert bool(lines[-1]) == bool(last_line)
     assert not any("Warning" in line or "Exception ignored" in line for line in lines)
+
+
+OFFERS = """
+    import asyncparl, os, signal, sys, time, trio
+
+    @asyncparl.remote_class
+    class Caller:
+        async def call(self, thing):
+            try:
+                await thing.serve()
+            except BaseException as error:
+                os.write(2, f"{error!r}\\n".encode())
+
+    class Thing:
+        async def serve(self):
+            async def be_interrupted():
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(9)
+            if sys.argv[1] == "itself":
+                await be_interrupted()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(be_interrupted)
+
+    async def main():
+        async with asyncparl.connect():
+            caller = Caller()
+            try:
+                await caller.call(asyncparl.expose(Thing()))
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await asyncparl.close(caller)  # it has its answer
+
+    if __name__ == "__main__":
+        trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("where", ["itself", "a nursery of its"])
+def test_ctrl_c_in_an_async_method_of_an_exposed_object_is_an_error_of_the_call_and_ends_the_program(
+    where: str, tmp_path: Path
+) -> None:
+    write(tmp_path, {"program.py": textwrap.dedent(OFFERS)})
+    done = run("program.py", where, cwd=tmp_path)
+    assert done.returncode == -signal.SIGINT
+    answer, *lines = done.stderr.splitlines()
+    assert answer.startswith("[Caller#1] RuntimeError(")
+    assert "the method raised" in answer and "KeyboardInterrupt()" in answer
+    assert lines[-1] == "KeyboardInterrupt"
+    assert not any("Exception Group" in line for line in lines)
+
+
+async def test_ctrl_c_that_hits_a_task_of_the_runtime_leaves_the_block_in_no_group() -> None:
+    async def be_hit() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), trio.fail_after(LIMIT_S):
+        async with asyncparl.connect():
+            current_session("a test").start_soon(be_hit)
+            await trio.sleep_forever()
+
+
+STARTING = """
+    import asyncparl, trio, trio.testing
+
+    @asyncparl.remote_class
+    class Worker:
+        def echo(self, value): return value
+
+    async def main():
+        async with asyncparl.connect(preload=["endless"]):
+            try:
+                with trio.move_on_after(1) as patience:
+                    await Worker().echo(1)
+                assert patience.cancelled_caught  # its process cannot be there yet
+                print("waits", flush=True)
+                await trio.sleep_forever()
+            finally:
+                trio.lowlevel.spawn_system_task(tell_that_it_waits_again)
+
+    async def tell_that_it_waits_again():
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        print("leaves", flush=True)
+
+    if __name__ == "__main__":
+        trio.run(main)
+"""
+
+
+def test_a_second_ctrl_c_ends_a_program_at_once_whose_actors_are_still_starting(tmp_path: Path) -> None:
+    write(tmp_path, {"program.py": textwrap.dedent(STARTING), "endless.py": "import time; time.sleep(600)"})
+    mark = secrets.token_hex(8)
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "STARTING": mark}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as program:
+        assert program.stdout is not None
+        for word in ("waits\n", "leaves\n"):
+            assert program.stdout.readline() == word
+            program.send_signal(signal.SIGINT)
+        # The first one alone waits for the zygote, which does not hear: for as long as a session may take to end.
+        _, errors = program.communicate(timeout=SESSION_LIMIT_S / 2)
+    assert program.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert not process_table(f"STARTING={mark}".encode(), set())
 
 
 MOMENTS = 14

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ class Store:
         return asyncparl.current_actor()
 
     def pid(self) -> int:
+        return os.getpid()
+
+    def say(self, text: str) -> int:
+        print(text, flush=True)
         return os.getpid()
 
     def exit(self) -> None:
@@ -175,6 +180,19 @@ async def test_an_actor_makes_actors_which_end_with_it() -> None:
             await store.pid()
 
 
+async def test_actors_of_several_makers_have_names_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    async with asyncparl.connect() as cluster:
+        own, user = Store(), User()
+        made = await user.make_store()
+        assert await made.say("heard") == await made.pid() != await own.pid()
+        names = {actor.name for actor in (await cluster.describe()).actors}
+        assert names == {"Store#1", "User#1", "User#1/Store#1"}
+        await asyncparl.close(made)
+        with pytest.raises(asyncparl.ActorDied, match=r"^User#1/Store#1 died: "):
+            await made.pid()
+    assert "[User#1] [Store#1] heard\n" in capfd.readouterr().out
+
+
 async def test_everybody_who_calls_hears_how_an_actor_died() -> None:
     async with asyncparl.connect():
         store, user = Store(), User()
@@ -234,6 +252,20 @@ async def test_an_exposed_object_is_let_go_by_its_process_only() -> None:
         await asyncparl.close(mine)
         with pytest.raises(asyncparl.ActorDied, match="not exposed any more"):
             await user.ask(mine, 1)
+
+
+async def test_an_exposed_object_takes_a_thread_from_its_first_method_without_async_until_it_is_closed() -> None:
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "asyncparl Doubler"]
+
+    async with asyncparl.connect():
+        exposed = [asyncparl.expose(Doubler()) for _ in range(5)]
+        assert await asyncparl.gather([each.double_later(1) for each in exposed]) == [2] * 5
+        assert len(threads()) == 0
+        assert await exposed[0].double(1) == await exposed[1].double(1) == 2
+        assert len(threads()) == 2
+        await asyncparl.close(exposed[0])
+        assert len(threads()) == 1
 
 
 async def test_leaving_in_an_exposed_method_is_an_error_of_the_call() -> None:

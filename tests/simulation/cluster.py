@@ -139,6 +139,9 @@ class SimulatedWorkers:
     def pids(self) -> dict[str, int]:
         return {}
 
+    def why_starting(self, actor_id: str) -> str:
+        return ""
+
     async def figures(self) -> dict[str, WorkerFigures]:
         await trio.lowlevel.checkpoint()
         return {}

@@ -209,6 +209,10 @@ class SimulatedPool:
         """There are no processes to look at."""
         return {}
 
+    def why_starting(self, _actor_id: str) -> str:
+        """Nobody reads it."""
+        return ""
+
     async def figures(self) -> dict[str, WorkerFigures]:
         """Nobody looks."""
         await trio.lowlevel.checkpoint()

@@ -293,6 +293,17 @@ FOUND = {
         settings=Settings(num_nodes=1, num_drivers=1, latency="none", queued_messages=1, lossy_close=0.3),
         steps=(Step("create", 648, 286, 7), Step("hold", 883, 913, 3)),
     ),
+    "a place on a lost node waits for an owner who was refused another one": Scenario(
+        seed=3004343,
+        settings=Settings(num_nodes=1, num_drivers=2, cpus=4, latency="awful", queued_messages=3, lossy_close=0.3),
+        steps=(
+            Step("lose", 944, 12, 6),
+            Step("jump", 446, 530, 2),
+            Step("create", 227, 17, 0),
+            Step("stall path", 425, 994, 6),
+            Step("hold", 862, 429, 4),
+        ),
+    ),
 }
 
 

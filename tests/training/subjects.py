@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,23 @@ class FailingSeeds(Catch):
         return super().step(action)
 
 
+class HangingSeeds(Catch):
+    """Hangs where its seed is not below `first_seed`; says so by the file `hangs` in the folder."""
+
+    def __init__(self, folder: str, first_seed: int) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+        self._first_seed = first_seed
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        while seed is not None and seed >= self._first_seed:
+            (self._folder / "hangs").touch()
+            time.sleep(0.1)
+        return super().reset(seed=seed)
+
+
 class Corridor(gymnasium.Env[NDArray[np.float32], Any]):
     """A user's own environment: walk right for 10 steps. The reward is how many steps were to the right."""
 
@@ -145,10 +163,11 @@ class RememberingModel(Model):
 MISBEHAVING_ID = "tests.training.subjects:Misbehaving-v0"
 MISBEHAVING_NUMBERED_ID = "tests.training.subjects:MisbehavingNumbered-v0"
 SEED_NOTING_ID = "tests.training.subjects:SeedNoting-v0"
+HANGING_SEEDS_ID = "tests.training.subjects:HangingSeeds-v0"
 FAILING_SEEDS_ID = "tests.training.subjects:FailingSeeds-v0"
 CORRIDOR_ID = "tests.training.subjects:Corridor-v0"
 
-for name in ("Misbehaving", "MisbehavingNumbered", "SeedNoting", "FailingSeeds", "Corridor"):
+for name in ("Misbehaving", "MisbehavingNumbered", "SeedNoting", "FailingSeeds", "HangingSeeds", "Corridor"):
     if f"{name}-v0" not in gymnasium.registry:
         entry_point = f"tests.training.subjects:{name}"
         gymnasium.register(f"{name}-v0", entry_point=entry_point, disable_env_checker=True, order_enforce=False)

@@ -14,6 +14,7 @@ from asyncparl import machine
 from asyncparl.algorithms import actor_critic, optimizers
 from asyncparl.training import ConfigError, TrainingConfig, config
 from asyncparl.training.environments import EnvironmentOptions
+from asyncparl.training.prepare import CHANGEABLE, CHANGEABLE_ENV_OPTIONS, change_config
 from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS, PRESET_NAMES
 from asyncparl.training.recipes import RECIPES
 
@@ -23,6 +24,8 @@ WRONG = [
     ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
     ({"steps": True}, "steps must be a whole number, not True"),
     ({"seed": -1}, "seed must be 0 or more, not -1"),
+    ({"seed": 2**63}, "seed must be less than 9223372036854775808, not 9223372036854775808"),
+    ({"envs_per_actor": 60_000, "batch_size": 60_000}, r"num_actors \(2\) times envs_per_actor \(60000\) must be at "),
     ({"num_actors": 0}, "num_actors must be at least 1"),
     ({"num_actors": 100_000}, "100000 actors are too many"),
     ({"envs_per_actor": 33}, r"envs_per_actor \(33\) must not be more than batch_size \(32\)"),
@@ -303,3 +306,56 @@ def test_learners_share_the_cores_of_one(
         "pong", algorithm=algorithm, num_learners=2, device="cpu", repeatable=True
     )
     assert (in_turns.num_actors, in_turns.learner_threads) == (2, 1)
+
+
+# --- resumed runs
+
+OTHERS = {
+    "steps": 5, "repeatable": True, "num_actors": 3, "envs_per_actor": 4, "num_batches": 3, "num_predictors": 2,
+    "prediction_batch_size": 256, "compress_rollouts": True, "device": "cuda", "precision": "bf16",
+    "learner_threads": 3, "num_learners": 2, "schedule_steps": 7, "evaluate_every": 9, "evaluation_episodes": 3,
+    "checkpoint_interval_s": 2.0, "report_interval_s": 2.0, "max_actor_restarts": 0, "cluster": "alpha:8010",
+    "env": "pong", "algorithm": "a2c", "env_options": EnvironmentOptions(clip_rewards=True), "model": "mine:Mine",
+    "lstm": True, "seed": 2, "unroll_length": 7, "batch_size": 64, "optimizer": "adam", "learning_rate": 0.1,
+    "anneal_learning_rate": True, "final_learning_rate": 0.1, "rms_epsilon": 0.5, "entropy_cost": 0.5,
+    "final_entropy_cost": 0.5, "value_cost": 0.1, "discount": 0.5, "lambda_": 0.5, "max_grad_norm": 1.0,
+    "normalise_advantages": True, "log_epsilon": 0.1,
+}  # fmt: skip
+"""Another value than the default for each setting; those from `env` on make it another run."""
+
+
+@pytest.mark.parametrize("name", TrainingConfig.__dataclass_fields__)
+def test_what_does_not_change_what_is_learned_can_be_changed_when_a_run_is_resumed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "usable_cpus", lambda: 4)
+    before = TrainingConfig(env="CartPole-v1", algorithm="ga3c", num_actors=4)
+    if list(OTHERS).index(name) < list(OTHERS).index("env"):
+        assert getattr(change_config(before, {name: OTHERS[name]}), name) == OTHERS[name]
+    else:
+        with pytest.raises(ConfigError, match=f"^{name}.* cannot be changed when a run is resumed: that would be"):
+            change_config(before, {name: OTHERS[name]})
+
+
+def test_threads_of_the_emulator_can_be_changed_and_nothing_else_of_the_environment() -> None:
+    before = TrainingConfig(env="pong", env_options=EnvironmentOptions(frame_skip=3))
+    more_threads = EnvironmentOptions(frame_skip=3, num_threads=4)
+    assert change_config(before, {"env_options": more_threads}).env_options == more_threads
+    with pytest.raises(ConfigError, match=r"^env_options.frame_skip cannot be changed when a run is resumed"):
+        change_config(before, {"env_options": EnvironmentOptions(num_threads=4)})
+
+
+def test_in_a2c_the_environments_may_be_shared_otherwise_among_actors_but_the_batch_stays() -> None:
+    before = TrainingConfig(env="pong", algorithm="a2c", num_actors=2, envs_per_actor=8)
+    after = change_config(before, {"num_actors": 4, "envs_per_actor": 4})
+    assert (after.num_actors, after.envs_per_actor, after.batch_size) == (4, 4, 16)
+    line = r"^num_actors \(4\) times envs_per_actor \(8\) must stay 16 when a run is resumed: in a2c that is the batch$"
+    with pytest.raises(ConfigError, match=line):
+        change_config(before, {"num_actors": 4})
+
+
+def test_the_documentation_lists_what_can_be_changed_when_a_run_is_resumed() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    section = text.partition("## Resuming a run")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(\w+)`", section.partition("|---|")[2].partition("\n\n")[0]))
+    assert listed == CHANGEABLE | CHANGEABLE_ENV_OPTIONS

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,15 @@ from asyncparl.training import ConfigError, Trainer, TrainingConfig, TrainingErr
 from asyncparl.training import evaluation as evaluation_module
 from asyncparl.training.best import BestCheckpoint
 from asyncparl.training.build import Interface, make_model
-from asyncparl.training.checkpoint import Checkpoint, Counters, Score, list_checkpoints, load_checkpoint, save_best
+from asyncparl.training.checkpoint import (
+    Checkpoint,
+    Counters,
+    Score,
+    list_checkpoints,
+    load_checkpoint,
+    save_best,
+    save_checkpoint,
+)
 from asyncparl.training.display import SilentDisplay
 from asyncparl.training.environments import (
     CATCH_ID,
@@ -30,8 +41,13 @@ from asyncparl.training.environments import (
     make_environment,
 )
 from asyncparl.training.evaluation import PRELOAD, Evaluation, EvaluationSetup, Evaluator, play_episodes
+from asyncparl.training.recipes import make_algorithm
+from asyncparl.training.run_folder import RunFolder
+from asyncparl.training.trained_run import TrainedRun
 from asyncparl.training.video import film_episode
+from tests.training.subjects import HANGING_SEEDS_ID
 
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 100
 
 
@@ -344,34 +360,103 @@ def test_the_command_evaluates_best_and_last_and_films_them(
     ("arguments", "line"),
     [
         ("missing", "missing is no run folder: there is no config.json in it"),
-        ("run", "there is no checkpoint in run/checkpoints to go on from"),
+        ("run", "there is no checkpoint in run/checkpoints yet"),
         ("run --checkpoint best", "there is no best.pt in run/checkpoints: it comes with the first evaluation, or "),
-        ("run --checkpoint no.pt", "checkpoint no.pt cannot be read: no checkpoint at no.pt"),
+        (
+            "run --checkpoint no.pt",
+            "there is no checkpoint 'no.pt', neither here nor in run/checkpoints; the run has no",
+        ),
+        (
+            "good --checkpoint no",
+            "there is no checkpoint 'no', neither here nor in good/checkpoints; the run has best, last, checkpoint-0",
+        ),
+        (
+            "good --checkpoint broken.pt",
+            "checkpoint broken.pt cannot be read: broken.pt is not an asyncparl checkpoint",
+        ),
         ("run --episodes 100000", "an evaluation has from 1 to 50,000 episodes, not 100000"),
+        ("run --actors 5000 --episodes 50000", "5000 actors are too many for "),
         ("run --episodes 0", "Invalid value for '--episodes': 0 is not in the range x>=1"),
         ("other --checkpoint last", "the checkpoint does not fit model and environment: "),
         ("good --video film.avi", "a video is a file whose name ends with .mp4 or .gif, not 'film.avi'"),
+        (
+            "good --checkpoint last --video good/config.json/film.mp4",
+            "video good/config.json/film.mp4 cannot be written: ",
+        ),
+        (
+            "cartpole --checkpoint last --video film.mp4",
+            'CartPole-v1 cannot be drawn: pygame is not installed, run `pip install "gymnasium[classic-control]"`',
+        ),
+        ("counter --checkpoint last --video film.mp4", f"'{COUNTER_ID}' cannot be filmed: its render_modes are []"),
         ("good --video film.mp4", "--video film.mp4 is for one checkpoint: choose it by --checkpoint, or give a f"),
     ],
 )
 def test_a_mistake_is_one_clear_line(
     arguments: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from asyncparl.training.checkpoint import save_checkpoint
-    from asyncparl.training.recipes import make_algorithm
-    from asyncparl.training.run_folder import RunFolder
-
     monkeypatch.chdir(tmp_path)
-    config = _config()
-    environment = make_environment(CATCH_ID, num_envs=1)
-    algorithm = make_algorithm(make_model(Interface.of(environment), None), config)
-    checkpoint = Checkpoint(Counters(), algorithm.state_dict(), {})
-    for name, env in (("run", CATCH_ID), ("other", "CartPole-v1"), ("good", CATCH_ID)):
-        folder = RunFolder.create(tmp_path / name)
-        folder.write_config(config.replace(env=env).to_json())
-        if name != "run":
-            save_checkpoint(checkpoint, folder.checkpoints)
-            save_best(checkpoint, Score(1.0, "training"), folder.checkpoints)
+    monkeypatch.setitem(sys.modules, "pygame", None)  # not installed
+    Path("broken.pt").touch()
+    name = arguments.split(maxsplit=1)[0]
+    envs = {"counter": COUNTER_ID, "cartpole": "CartPole-v1"}
+    if name == "run":
+        RunFolder.create(Path("run")).write_config(_config().to_json())
+    elif name != "missing":
+        config = _config(envs.get(name, CATCH_ID))
+        _make_run(Path(name), config, its_config=_config("CartPole-v1") if name == "other" else config)
     assert _command(f"evaluate {arguments}", monkeypatch) in (1, 2)
-    (said,) = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out == ""  # nothing was played
+    (said,) = printed.err.splitlines()
     assert said.startswith(f"error: {line}")
+
+
+def _make_run(path: Path, config: TrainingConfig, *, its_config: TrainingConfig | None = None) -> None:
+    """A run that has learned nothing yet, with a best checkpoint and a last one; `its_config` is what it says."""
+    environment = make_environment(config.env, num_envs=1, options=config.env_options)
+    algorithm = make_algorithm(make_model(Interface.of(environment), None), config)
+    environment.close()
+    folder = RunFolder.create(path)
+    folder.write_config((its_config or config).to_json())
+    checkpoint = Checkpoint(Counters(), algorithm.state_dict(), {})
+    save_checkpoint(checkpoint, folder.checkpoints)
+    save_best(checkpoint, Score(1.0, "training"), folder.checkpoints)
+
+
+def test_a_checkpoint_is_found_by_its_name_in_the_folder_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _make_run(Path("run"), _config())
+    run = TrainedRun.open(Path("run"))
+    for name in ("checkpoint-000000000000.pt", "run/checkpoints/checkpoint-000000000000.pt"):
+        assert run.checkpoint(name).score is None
+    assert run.checkpoint("best.pt").score == Score(1.0, "training")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_evaluation_with_what_was_played(number: signal.Signals, tmp_path: Path) -> None:
+    setup = EvaluationSetup(_config(), None)
+    arguments = {"folder": str(tmp_path), "first_seed": setup.seed_of(8)}  # the first group of episodes ends
+    config = _config(HANGING_SEEDS_ID, env_options=EnvironmentOptions(arguments=arguments))
+    _make_run(tmp_path / "run", config)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "asyncparl.cli", "evaluate", str(tmp_path / "run"), "--episodes", "20"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    with process:
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while not (tmp_path / "hangs").exists():
+                assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+                time.sleep(0.02)
+            # Ctrl-C reaches the whole group of processes.
+            os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+            printed, said = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number
+    assert said == f"stopped by {number.name} after 8 of 40 episodes; those under way do not count\n"
+    _, _, row = printed.splitlines()
+    assert row.split()[:3] == ["best", "0", "8"]

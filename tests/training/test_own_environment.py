@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -18,9 +19,11 @@ from gymnasium import spaces
 import asyncparl
 from asyncparl.rl import MLP
 from asyncparl.training import ConfigError, Trainer, TrainingConfig, WrongEnvironmentError
-from asyncparl.training.build import Interface, find_interface
+from asyncparl.training.build import Interface, find_interface, make_model
 from asyncparl.training.check_model import check_model
 from asyncparl.training.environments import EnvironmentOptions, make_environment
+from asyncparl.training.evaluation import EvaluationSetup
+from asyncparl.training.video import check_filmed
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 100
@@ -40,18 +43,22 @@ class Odd(gymnasium.Env[Any, Any]):
         self.observation_space = observed.get(fault, pixels)
         self.action_space = acted.get(fault, spaces.Discrete(2))
         self._fault = fault
+        self._num_steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         shapes = {"wrong shape": (5,), "no shape": ()}
-        obs = np.zeros(shapes.get(self._fault, (4,)), np.float32 if self._fault == "wrong type" else np.uint8)
-        return obs if self._fault == "old reset" else (obs, {})
+        obs: Any = np.zeros(shapes.get(self._fault, (4,)), np.float32 if self._fault == "wrong type" else np.uint8)
+        obs = {"no array": None, "ragged": [[0, 0], [0]]}.get(self._fault, obs)
+        return {"old reset": obs, "no reset": None, "more than reset": (obs, {}, {})}.get(self._fault, (obs, {}))
 
     def step(self, action: Any) -> Any:
         obs = np.zeros(1 if self._fault == "later shape" else 4, np.uint8)
         reward = {"no reward": None, "rewards": np.zeros(2), "nan reward": np.nan}.get(self._fault, 0.0)
-        if self._fault == "old step":
+        self._num_steps += 1
+        if self._fault == "old step" or (self._fault == "later old step" and self._num_steps > 5):
             return obs, reward, False, {}
-        return obs, reward, False, False, {}
+        later_obs: Any = {"later type": obs.astype(np.float32), "later array": None}.get(self._fault, obs)
+        return None if self._fault == "no step" else (later_obs, reward, False, False, {})
 
 
 gymnasium.register("Odd-v0", entry_point=Odd, disable_env_checker=True, order_enforce=False)
@@ -78,6 +85,13 @@ gymnasium.register("Odd-v0", entry_point=Odd, disable_env_checker=True, order_en
         ("no shape", r"Odd-v0: observation_space is uint8\[4\], but what it gives is uint8\[\]"),
         ("wrong type", r"Odd-v0: observation_space is uint8\[4\], but what it gives is float32\[4\]"),
         ("old reset", r"Odd-v0: reset\(\) must give \(obs, info\), not ndarray; that of the old gym gave obs alone"),
+        ("no reset", r"Odd-v0: reset\(\) must give \(obs, info\), not NoneType$"),
+        ("more than reset", r"Odd-v0: reset\(\) must give \(obs, info\), not 3 values"),
+        ("no array", r"Odd-v0: observation_space is uint8\[4\], but what it gives is of type NoneType: correct"),
+        ("ragged", r"Odd-v0: observation_space is uint8\[4\], but what it gives is a list of parts with several len"),
+        ("old step", r"Odd-v0: step\(\) must give \(obs, reward, terminated, truncated, info\), not 4 values; that of"),
+        ("no step", r"Odd-v0: step\(\) must give \(obs, reward, terminated, truncated, info\), not NoneType$"),
+        ("no reward", r"Odd-v0: step\(\) must give a number as reward"),
     ],
 )
 def test_a_wrong_environment_is_one_clear_line_before_anything_starts(fault: str, line: str) -> None:
@@ -85,6 +99,255 @@ def test_a_wrong_environment_is_one_clear_line_before_anything_starts(fault: str
     with pytest.raises(ConfigError, match=f"^{line}") as caught:
         find_interface(config)
     assert "\n" not in str(caught.value)
+
+
+class Sound(gymnasium.Env[Any, Any]):
+    """As gymnasium wants it; what is below has one fault each."""
+
+    observation_space: spaces.Space[Any] = spaces.Box(0, 1, (2,), np.float32)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.ones(2, np.float32), 0.0, False, False, {}
+
+
+class WithoutSeed(Sound):
+    def reset(self) -> Any:  # type: ignore[override]
+        return np.zeros(2, np.float32), {}
+
+
+class WithoutOptions(Sound):
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        return np.zeros(2, np.float32), {}
+
+
+class WithoutAction(Sound):
+    def step(self) -> Any:  # type: ignore[override]
+        return super().step(0)
+
+
+class WithOldReset(Sound):
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(2, np.float32)
+
+
+class WithOldStep(Sound):
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, {}
+
+
+class WithoutObservationSpace(gymnasium.Env[Any, Any]):
+    action_space = spaces.Discrete(2)
+
+
+class WithoutActionSpace(Sound):
+    action_space = None  # type: ignore[assignment]
+
+
+class WithForeignSpace(Sound):
+    observation_space = (2,)  # type: ignore[assignment]
+
+
+class OutOfBounds(Sound):
+    def step(self, action: Any) -> Any:
+        return np.array([0.5, 255.0], np.float32), 0.0, False, False, {}
+
+
+class NotANumber(Sound):
+    def reset(self, **_: Any) -> Any:
+        return np.array([0.0, np.nan], np.float32), {}
+
+
+class OutOfChoices(Sound):
+    observation_space = spaces.MultiDiscrete([3, 3])
+
+    def reset(self, **_: Any) -> Any:
+        return np.array([0, 3]), {}
+
+
+class FailingConstructor(Sound):
+    def __init__(self) -> None:
+        raise LookupError("no such maze")
+
+
+class FailingReset(Sound):
+    def reset(self, **_: Any) -> Any:
+        raise LookupError("no such maze")
+
+
+class FailingStep(Sound):
+    def step(self, action: Any) -> Any:
+        raise LookupError("the wall is too high")
+
+
+class Sized(Sound):
+    def __init__(self, size: int) -> None:
+        pass
+
+
+class NoEnvironment:
+    pass
+
+
+_STEP_GIVES = r"step\(\) must give \(obs, reward, terminated, truncated, info\), not 4 values; that of the old gym"
+_RESET_TAKES = r"reset\(\) must take seed and options: def reset\(self, \*, seed=None, options=None\)$"
+_NO_SPACE = "gymnasium expects one of its spaces, of the class or made in __init__: gymnasium.spaces."
+
+
+@pytest.mark.parametrize("wrapper", [None, gymnasium.wrappers.FlattenObservation], ids=["plain", "wrapped"])
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (WithoutSeed, rf"NAME: {_RESET_TAKES}"),
+        (WithoutOptions, rf"NAME: {_RESET_TAKES}"),
+        (WithoutAction, r"NAME: step\(\) must take an action: def step\(self, action\)$"),
+        (WithOldReset, r"NAME: reset\(\) must give \(obs, info\), not ndarray; that of the old gym gave obs alone"),
+        (WithOldStep, rf"NAME: {_STEP_GIVES}"),
+        (NotANumber, r"NAME: reset\(\) gave an observation with nan in it: nothing can be learned from that"),
+        (FailingReset, r"NAME: reset\(\) failed: LookupError: no such maze \(test_own_environment.py:\d+\)$"),
+        (FailingStep, r"NAME: step\(\) failed: LookupError: the wall is too high \(test_own_environment.py:\d+\)$"),
+    ],
+)
+def test_a_fault_is_told_as_it_is_whatever_is_wrapped_around_it(
+    environment: type[Sound], wrapper: type[gymnasium.Wrapper[Any, Any, Any, Any]] | None, line: str, register: Register
+) -> None:
+    """Time limits and other wrappers trip over most faults with errors of their own."""
+    name = register(environment if wrapper is None else lambda: wrapper(environment()), max_episode_steps=10)
+    with pytest.raises(ConfigError, match=f"^{line.replace('NAME', name)}") as caught:
+        find_interface(TrainingConfig(env=name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (WithoutObservationSpace, rf"'NAME' has no observation_space: {_NO_SPACE}Box\(-1, 1, \(4,\), numpy.float32\)$"),
+        (WithoutActionSpace, rf"'NAME' has no action_space: {_NO_SPACE}Discrete\(2\)$"),
+        (WithForeignSpace, rf"'NAME' has builtins.tuple as observation_space: {_NO_SPACE}"),
+        (OutOfChoices, r"NAME: reset\(\) gave .* not in its observation_space, .*: \[0, 3\]; correct one of"),
+        (FailingConstructor, r"'NAME' cannot be made: LookupError: no such maze \(test_own_environment.py:\d+\)$"),
+        (Sized, r"'NAME' cannot be made: TypeError: .* 'size'; --env-option 'arguments=\{\"NAME\": VALUE\}' gives"),
+        (NoEnvironment, r"'NAME' cannot be made: TypeError: The environment must inherit from the gymnasium.Env class"),
+        ("tests.training.test_own_environment:Nothing", r"'NAME' cannot be made: AttributeError: module .* 'Nothing'$"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_one_clear_line(environment: Any, line: str, register: Register) -> None:
+    name = register(environment)
+    with pytest.raises(ConfigError, match=f"^{line.replace('NAME', name, 1)}") as caught:
+        find_interface(TrainingConfig(env=name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("environment", [Sound, OutOfBounds])
+def test_a_sound_environment_is_taken_and_one_step_of_it_is_tried(environment: type[Sound], register: Register) -> None:
+    assert find_interface(TrainingConfig(env=register(environment))) == Interface((2,), np.dtype(np.float32), 2)
+
+
+class Drawn(Sound):
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+    def render(self) -> Any:
+        return np.zeros((4, 6, 3), np.uint8)
+
+
+class WithoutRenderMode(Drawn):
+    def __init__(self) -> None:
+        pass
+
+
+class ForgettingRenderMode(Drawn):
+    def __init__(self, render_mode: str | None = None) -> None:
+        pass
+
+
+class WithoutRender(Drawn):
+    def render(self) -> Any:
+        return super(Drawn, self).render()
+
+
+class DrawingNothing(Drawn):
+    def render(self) -> Any:
+        return None
+
+
+class DrawingInGrey(Drawn):
+    def render(self) -> Any:
+        return np.zeros((4, 6), np.uint8)
+
+
+class DrawingShares(Drawn):
+    def render(self) -> Any:
+        return np.zeros((4, 6, 3), np.float32)
+
+
+class NeedingMore(Drawn):
+    def render(self) -> Any:
+        import no_such_canvas  # type: ignore[import-not-found]  # noqa: F401
+
+
+class FailingRender(Drawn):
+    def render(self) -> Any:
+        raise LookupError("no canvas")
+
+
+_FRAME = r"render\(\) must give an array uint8\[height, width, 3\] where render_mode is 'rgb_array'"
+_KEEPS = r"def __init__\(self, ..., render_mode=None\), that keeps it: self.render_mode = render_mode$"
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (Sound, r"'NAME' cannot be filmed: its render_modes are \[\]; it needs 'rgb_array', and a render\(\) that"),
+        (WithoutRenderMode, rf"'NAME' cannot be filmed: its class must take render_mode: {_KEEPS}"),
+        (ForgettingRenderMode, rf"'NAME' cannot be filmed: its render_mode is None: it needs {_KEEPS}"),
+        (WithoutRender, rf"NAME cannot be drawn: it has no render\(\); {_FRAME}$"),
+        (DrawingNothing, rf"NAME cannot be drawn: {_FRAME}, not NoneType$"),
+        (DrawingInGrey, rf"NAME cannot be drawn: {_FRAME}, not uint8\[4, 6\]$"),
+        (DrawingShares, rf"NAME cannot be drawn: {_FRAME}, not float32\[4, 6, 3\]$"),
+        (NeedingMore, r"NAME cannot be drawn: it needs the module no_such_canvas, which is not installed: pip install"),
+        (
+            FailingRender,
+            r"NAME cannot be drawn: render\(\) failed: LookupError: no canvas \(test_own_environment.py:",
+        ),
+    ],
+)
+def test_what_cannot_be_filmed_is_one_clear_line_before_anything_is_played(
+    environment: type[Sound], line: str, register: Register, tmp_path: Path
+) -> None:
+    name = register(environment)
+    with pytest.raises(ConfigError, match=f"^{line.replace('NAME', name)}") as caught:
+        check_filmed(EvaluationSetup(TrainingConfig(env=name), None), [tmp_path / "new" / "film.mp4"])
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_can_be_filmed_leaves_no_film_yet(register: Register, tmp_path: Path) -> None:
+    check_filmed(EvaluationSetup(TrainingConfig(env=register(Drawn)), None), [tmp_path / "new" / "film.mp4"])
+    assert [path.name for path in tmp_path.rglob("*")] == ["new"]
+
+
+Register = Callable[..., str]
+
+
+@pytest.fixture
+def register() -> Iterator[Register]:
+    """Gives an environment an id until the test ends."""
+    names: list[str] = []
+
+    def register(entry_point: Any, **options: Any) -> str:
+        names.append(f"Registered{len(names)}-v0")
+        gymnasium.register(names[-1], entry_point=entry_point, **options)
+        return names[-1]
+
+    yield register
+    for name in names:
+        del gymnasium.registry[name]
 
 
 def test_arguments_that_the_environment_does_not_take_are_one_clear_line() -> None:
@@ -97,6 +360,8 @@ def test_arguments_that_the_environment_does_not_take_are_one_clear_line() -> No
     ("fault", "line"),
     [
         ("later shape", r"Odd-v0: observation_space is uint8\[4\], but what it gives is uint8\[1\]"),
+        ("later type", r"Odd-v0: observation_space is uint8\[4\], but what it gives is float32\[4\]"),
+        ("later array", r"Odd-v0: observation_space is uint8\[4\], but what it gives is of type NoneType"),
         ("no reward", r"Odd-v0: step\(\) must give a number as reward and two booleans, not reward None"),
         ("nan reward", r"Odd-v0: step\(\) gave the reward nan: nothing can be learned from that"),
         ("rewards", r"Odd-v0: step\(\) must give a number as reward and two booleans, not reward array\(\[0., 0.\]\)"),
@@ -160,6 +425,23 @@ def test_a_wrong_model_is_one_clear_line(model: asyncparl.Model, line: str) -> N
     assert "\n" not in str(caught.value)
 
 
+class FailingModel(MLP):
+    def __init__(self, obs_shape: Any, num_actions: int) -> None:
+        raise LookupError(f"no layers for {obs_shape}")
+
+
+@pytest.mark.parametrize(
+    ("model_class", "line"),
+    [
+        (FailingModel, r"LookupError: no layers for \(4,\) \(test_own_environment.py:\d+\)$"),
+        (MLP, r"TypeError: .*__init__\(\) got an unexpected keyword argument 'obs_shape'$"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_one_clear_line(model_class: type[MLP], line: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^the model cannot be made with obs_shape and num_actions: {line}"):
+        make_model(Interface((4,), np.dtype(np.uint8), 2), model_class)
+
+
 class Normalising(MLP):
     """Has numbers that a call in training mode changes, and draws then."""
 
@@ -220,7 +502,7 @@ def test_a_run_that_a_script_has_made_can_be_evaluated(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_environment_that_goes_wrong_later_ends_the_run_with_its_one_line(tmp_path: Path) -> None:
-    options = EnvironmentOptions(arguments={"fault": "old step"})
+    options = EnvironmentOptions(arguments={"fault": "later old step"})
     config = TrainingConfig(
         env="tests.training.test_own_environment:Odd-v0", env_options=options, num_actors=1, envs_per_actor=2,
         batch_size=2,

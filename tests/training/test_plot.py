@@ -105,7 +105,7 @@ def test_the_command_draws_runs_and_folders_of_runs(
     assert _plot(f"runs other runs/1 -o {name} --band std --smooth 2 --x time", monkeypatch) == 0
     assert capsys.readouterr().out.splitlines() == [
         "CartPole-v1, impala: 2 runs, mean 3 at the end",
-        "CartPole-v1, a2c: 1 runs, mean 9 at the end",
+        "CartPole-v1, a2c: 1 run, mean 9 at the end",
         f"plot: {name}",
     ]
     content = (tmp_path / name).read_bytes()
@@ -122,7 +122,7 @@ def test_of_a_folder_of_runs_those_that_have_no_curve_yet_are_left_out(
     _run(tmp_path / "runs" / "2", [float("nan")])
     assert _plot("runs", monkeypatch) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines()[0] == "CartPole-v1, impala: 1 runs, mean 3 at the end"
+    assert said.out.splitlines()[0] == "CartPole-v1, impala: 1 run, mean 3 at the end"
     assert said.err == "left out: runs/2 has no mean_return yet: 1 rows, none with a value\n"
 
 
@@ -144,11 +144,12 @@ def test_lines_may_be_named_and_runs_kept_apart(
         ("nowhere", "nowhere is no run folder: there is no config.json in it"),
         ("empty", "empty has no progress.csv: nothing was reported yet"),
         ("young", "young has no mean_return yet: 1 rows, none with a value"),
-        ("good --y loss", "good has no columns agent_steps and loss in one table; there are agent_steps, updates, "),
+        ("good --y loss", "good has no column loss: progress.csv has agent_steps, updates, "),
         ("good --group-by colour", "good has no setting colour; there are algorithm, "),
         ("good -o a.bmp", "a plot is a file whose name ends with .png, .svg, .pdf, not 'a.bmp'"),
         ("good --label a --label b", "--label was given 2 times, and there are 1 lines: CartPole-v1, impala"),
         ("broken", "broken/progress.csv cannot be read: could not convert string to float: 'many'"),
+        ("good -o good/config.json/plot.png", "plot good/config.json/plot.png cannot be written: "),
     ],
 )
 def test_a_mistake_is_one_clear_line(

@@ -200,9 +200,10 @@ async def test_the_others_go_on_when_a_place_stays_empty(algorithm: str, tmp_pat
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_what_the_environment_raises_is_raised_with_its_remote_traceback(algorithm: str, tmp_path: Path) -> None:
+    trainer = Trainer(_misbehaving(algorithm, tmp_path), run_dir=tmp_path / "run")
     (tmp_path / "fail").touch()
     with pytest.raises(LookupError, match="the game is lost") as caught:
-        await _run(Trainer(_misbehaving(algorithm, tmp_path), run_dir=tmp_path / "run"))
+        await _run(trainer)
     assert "subjects.py" in str(caught.value.__cause__)
 
 
@@ -243,5 +244,5 @@ async def test_a_run_of_another_algorithm_is_refused(tmp_path: Path) -> None:
 
 async def test_a_batch_of_a2c_cannot_change_its_size_when_the_run_is_resumed(tmp_path: Path) -> None:
     await _run(Trainer(_config("a2c", steps=320), run_dir=tmp_path))
-    with pytest.raises(ConfigError, match=r"^batch_size \(16\) must be num_actors \(3\) times envs_per_actor \(8\)"):
+    with pytest.raises(ConfigError, match=r"^num_actors \(3\) times envs_per_actor \(8\) must stay 16 when"):
         Trainer.resume(tmp_path, changes={"steps": 640, "num_actors": 3})

@@ -73,11 +73,11 @@ async def test_what_is_resumed_twice_goes_the_same_way_twice(tmp_path: Path) -> 
 
 @pytest.mark.slow
 async def test_a_repeatable_run_ends_when_an_actor_dies(tmp_path: Path) -> None:
-    (tmp_path / "die").touch()
     options = EnvironmentOptions(arguments={"folder": str(tmp_path)})
-    config = _config(env=MISBEHAVING_ID, env_options=options)
+    trainer = Trainer(_config(env=MISBEHAVING_ID, env_options=options), run_dir=tmp_path / "run")
+    (tmp_path / "die").touch()
     with pytest.raises(TrainingError, match=r"^a repeatable run ends when an actor dies; RolloutActor#1 died"):
-        await _run(Trainer(config, run_dir=tmp_path / "run"))
+        await _run(trainer)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)

@@ -163,18 +163,19 @@ async def test_an_actor_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_training_ends_when_no_actor_is_left(tmp_path: Path) -> None:
+    trainer = Trainer(_misbehaving(tmp_path, always=True, max_actor_restarts=1), run_dir=tmp_path / "run")
     (tmp_path / "die").touch()
-    config = _misbehaving(tmp_path, always=True, max_actor_restarts=1)
     display = Watcher(lambda _: False, lambda: None)
     with pytest.raises(TrainingError, match=r"no actor is left; the last one that died: RolloutActor#\d died"):
-        await _run(Trainer(config, run_dir=tmp_path / "run"), display)
+        await _run(trainer, display)
     assert sum("it is not replaced, after 2 deaths" in line for line in display.lines) == 2
 
 
 async def test_what_the_environment_raises_is_raised_with_its_remote_traceback(tmp_path: Path) -> None:
+    trainer = Trainer(_misbehaving(tmp_path), run_dir=tmp_path / "run")
     (tmp_path / "fail").touch()
     with pytest.raises(LookupError, match="the game is lost") as caught:
-        await _run(Trainer(_misbehaving(tmp_path), run_dir=tmp_path / "run"))
+        await _run(trainer)
     assert "subjects.py" in str(caught.value.__cause__)
 
 

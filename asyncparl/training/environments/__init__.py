@@ -12,6 +12,7 @@ from asyncparl.training.environments.catch import CATCH_ID as CATCH_ID
 from asyncparl.training.environments.catch import register_catch
 from asyncparl.training.environments.counter import COUNTER_ID as COUNTER_ID
 from asyncparl.training.environments.counter import register_counter
+from asyncparl.training.environments.make import check_given_options as check_given_options
 from asyncparl.training.environments.make import find_atari_game as find_atari_game
 from asyncparl.training.environments.make import make_environment as make_environment
 from asyncparl.training.environments.options import EnvironmentOptions as EnvironmentOptions

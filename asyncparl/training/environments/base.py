@@ -142,9 +142,17 @@ class VectorEnvironment(ABC):
 
         Raises:
             RuntimeError: the environment was not made with `filmed=True`.
-            ValueError: it cannot be drawn after all, such as for want of a package.
+            ValueError: it cannot be drawn after all, such as for want of a package; in one line.
         """
         raise RuntimeError("frame() needs an environment that was made with filmed=True")
+
+    def try_out(self) -> None:
+        """Reset, and step if anything can be wrong with that, before a run depends on it. Of no use afterwards.
+
+        Raises:
+            WrongEnvironmentError: one line: it does something else than it declares, or than gymnasium expects.
+        """
+        self.reset()
 
     def close(self) -> None:
         """Free the simulators. May be called twice."""

@@ -8,7 +8,8 @@ environment that reuses its buffer then overwrites) and took a fifth less time o
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -24,7 +25,8 @@ from numpy.typing import NDArray
 
 from asyncparl.training.environments.base import RawStep, VectorEnvironment
 from asyncparl.training.environments.options import EnvironmentOptions
-from asyncparl.training.errors import WrongEnvironmentError
+from asyncparl.training.environments.trial import interface_fault, reset_fault, step_fault, value_fault
+from asyncparl.training.errors import WrongEnvironmentError, told
 
 
 class GymnasiumEnvironment(VectorEnvironment):
@@ -40,9 +42,9 @@ class GymnasiumEnvironment(VectorEnvironment):
         if filmed:
             self.frames_per_s = _frame_rate(env_id, self._envs[0])
             self._envs[0].close()
-            self._envs[0] = _make(env_id, options, render_mode="rgb_array")
-        obs_space = _array_space(env_id, self._envs[0].observation_space)
-        action_space = _discrete_space(env_id, self._envs[0].action_space)
+            self._envs[0] = _make_filmed(env_id, options)
+        obs_space = _array_space(env_id, _space(env_id, self._envs[0], "observation_space"))
+        action_space = _discrete_space(env_id, _space(env_id, self._envs[0], "action_space"))
         self._first_action = int(action_space.start)
         super().__init__(
             num_envs=num_envs,
@@ -74,7 +76,7 @@ class GymnasiumEnvironment(VectorEnvironment):
                 final_obs.append(np.array(obs, self.obs_dtype))
             if cut or ended:
                 obs = self._start_episode(env, None)
-            elif np.shape(obs) != self.obs_shape:  # numpy would spread a smaller one over the larger
+            elif not self._fits(obs):  # numpy would spread a smaller one over the larger
                 raise self._wrong_obs(env, obs)
             out[i] = obs
             self._watch_stack(i, out[i], is_first=cut or ended)
@@ -86,9 +88,37 @@ class GymnasiumEnvironment(VectorEnvironment):
             return super().frame()
         try:
             frame: Any = env.render()
-        except gymnasium.error.Error as error:
-            raise ValueError(f"{env.spec.id if env.spec else env} cannot be drawn: {error}") from error
-        return np.array(frame, np.uint8)
+        except gymnasium.error.Error as error:  # what is missing, in gymnasium's own words
+            raise ValueError(f"{_name(env)} cannot be drawn: {error}") from error
+        except ImportError as error:
+            raise ValueError(f"{_name(env)} cannot be drawn: {_needed(error)}") from error
+        except NotImplementedError as error:
+            raise ValueError(f"{_name(env)} cannot be drawn: it has no render(); {_WANTED_FRAME}") from error
+        except Exception as error:
+            raise ValueError(f"{_name(env)} cannot be drawn: render() failed: {told(error)}") from error
+        if not isinstance(frame, np.ndarray) or frame.shape[2:] != (3,) or frame.dtype.kind not in "iu":
+            is_array = isinstance(frame, np.ndarray)
+            given = f"{frame.dtype}{list(frame.shape)}" if is_array else type(frame).__name__
+            raise ValueError(f"{_name(env)} cannot be drawn: {_WANTED_FRAME}, not {given}")
+        return frame.astype(np.uint8)
+
+    def try_out(self) -> None:
+        self._try("reset", self.reset)
+        self._try("step", lambda: self.step(np.zeros(self.num_envs, np.int64)).next_obs)
+
+    def _try(self, method: Literal["reset", "step"], observe: Callable[[], NDArray[Any]]) -> None:
+        env = self._envs[0]
+        try:
+            obs = observe()
+        except Exception as error:
+            fault = interface_fault(env, method)
+            if fault is None and isinstance(error, WrongEnvironmentError):
+                raise
+            fault = fault or f"{method}() failed: {told(error)}"
+            raise WrongEnvironmentError(f"{_name(env)}: {fault}") from error
+        for each in obs:
+            if (fault := value_fault(env.observation_space, each)) is not None:
+                raise WrongEnvironmentError(f"{_name(env)}: {method}() {fault}")
 
     def _close(self) -> None:
         while self._envs:
@@ -102,22 +132,35 @@ class GymnasiumEnvironment(VectorEnvironment):
             self._last_stacks[i] = obs
 
     def _start_episode(self, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
-        started = env.reset(seed=seed)
-        if not isinstance(started, tuple) or len(started) != 2:
-            raise WrongEnvironmentError(
-                f"{_name(env)}: reset() must give (obs, info), not {type(started).__name__}; that of the old gym gave "
-                "obs alone"
-            )
+        started: Any = env.reset(seed=seed)
+        if (fault := reset_fault(started)) is not None:
+            raise WrongEnvironmentError(f"{_name(env)}: {fault}")
         obs = started[0]
-        if np.shape(obs) != self.obs_shape or not np.can_cast(np.asarray(obs).dtype, self.obs_dtype, "same_kind"):
+        if not self._fits(obs):
             raise self._wrong_obs(env, obs)
         return obs
 
+    def _fits(self, obs: Any) -> bool:
+        """Whether an observation has the shape that was declared, and a type that becomes the declared one."""
+        if type(obs) is not np.ndarray:
+            try:
+                obs = np.asarray(obs)
+            except ValueError:  # lists of several lengths
+                return False
+        if obs.shape != self.obs_shape:
+            return False
+        return obs.dtype == self.obs_dtype or np.can_cast(obs.dtype, self.obs_dtype, "same_kind")
+
     def _wrong_obs(self, env: gymnasium.Env[Any, Any], obs: Any) -> WrongEnvironmentError:
-        given, declared = np.asarray(obs), env.observation_space
+        declared = env.observation_space
+        try:
+            array = np.asarray(obs)
+            given = f"{array.dtype}{list(array.shape)}" if array.dtype != object else f"of type {type(obs).__name__}"
+        except ValueError:
+            given = f"a {type(obs).__name__} of parts with several lengths"
         return WrongEnvironmentError(
             f"{_name(env)}: observation_space is {declared.dtype}{list(self.obs_shape)}, but what it gives is "
-            f"{given.dtype}{list(given.shape)}: correct one of them"
+            f"{given}: correct one of them"
         )
 
     def _stack(self, final_obs: list[NDArray[Any]]) -> NDArray[Any]:
@@ -125,10 +168,38 @@ class GymnasiumEnvironment(VectorEnvironment):
 
 
 def _make(env_id: str, options: EnvironmentOptions, **more: Any) -> gymnasium.Env[Any, Any]:
-    # The passive checker costs as much as a small environment; shapes are checked at every reset instead.
-    return gymnasium.make(
-        env_id, max_episode_steps=options.max_episode_steps, disable_env_checker=True, **options.arguments, **more
-    )
+    try:
+        # The passive checker costs as much as a small environment; shapes are checked at every reset instead.
+        return gymnasium.make(
+            env_id, max_episode_steps=options.max_episode_steps, disable_env_checker=True, **options.arguments, **more
+        )
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError):
+        raise  # most likely none of its class: `make_environment` and `_make_filmed` know
+    except Exception as error:
+        raise ValueError(f"{env_id!r} cannot be made: {told(error)}") from error
+
+
+_WANTED_FRAME = "render() must give an array uint8[height, width, 3] where render_mode is 'rgb_array'"
+
+
+def _make_filmed(env_id: str, options: EnvironmentOptions) -> gymnasium.Env[Any, Any]:
+    keeps = "def __init__(self, ..., render_mode=None), that keeps it: self.render_mode = render_mode"
+    try:
+        env = _make(env_id, options, render_mode="rgb_array")
+    except TypeError as error:  # it could be made without
+        raise ValueError(f"{env_id!r} cannot be filmed: its class must take render_mode: {keeps}") from error
+    except ImportError as error:
+        raise ValueError(f"{env_id!r} cannot be filmed: {_needed(error)}") from error
+    if env.render_mode != "rgb_array":
+        env.close()
+        raise ValueError(f"{env_id!r} cannot be filmed: its render_mode is {env.render_mode}: it needs {keeps}")
+    return env
+
+
+def _needed(error: ImportError) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"it needs the module {error.name}, which is not installed: pip install the package that brings it"
+    return told(error)
 
 
 _TRANSPARENT = (OrderEnforcing, PassiveEnvChecker, TimeLimit, RecordEpisodeStatistics)
@@ -155,11 +226,8 @@ def _frame_rate(env_id: str, env: gymnasium.Env[Any, Any]) -> float:
 def _step(env: gymnasium.Env[Any, Any], action: int) -> tuple[Any, float, bool, bool]:
     """Observation, reward, terminated, truncated."""
     result: Any = env.step(action)
-    if len(result) != 5:
-        raise WrongEnvironmentError(
-            f"{_name(env)}: step() must give (obs, reward, terminated, truncated, info), not {len(result)} values; "
-            "that of the old gym gave four"
-        )
+    if (fault := step_fault(result)) is not None:
+        raise WrongEnvironmentError(f"{_name(env)}: {fault}")
     obs, reward, terminated, truncated, _ = result
     try:
         number, flags = float(reward), (bool(terminated), bool(truncated))
@@ -175,6 +243,17 @@ def _step(env: gymnasium.Env[Any, Any], action: int) -> tuple[Any, float, bool, 
 
 def _name(env: gymnasium.Env[Any, Any]) -> str:
     return env.spec.id if env.spec is not None else str(env)
+
+
+def _space(env_id: str, env: gymnasium.Env[Any, Any], name: str) -> spaces.Space[Any]:
+    space: Any = getattr(env, name, None)
+    if isinstance(space, spaces.Space):
+        return space
+    example = "Box(-1, 1, (4,), numpy.float32)" if name == "observation_space" else "Discrete(2)"
+    expected = f"gymnasium expects one of its spaces, of the class or made in __init__: gymnasium.spaces.{example}"
+    if space is None:
+        raise ValueError(f"{env_id!r} has no {name}: {expected}")
+    raise ValueError(f"{env_id!r} has {type(space).__module__}.{type(space).__qualname__} as {name}: {expected}")
 
 
 def _array_space(env_id: str, space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
+from collections.abc import Collection
 
 import gymnasium
 
 from asyncparl.training.environments.base import VectorEnvironment
-from asyncparl.training.environments.options import EnvironmentOptions
+from asyncparl.training.environments.options import EnvironmentOptions, check_option_names
+from asyncparl.training.errors import told
 
 
 def make_environment(
@@ -40,12 +42,18 @@ def make_environment(
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     rom_id = find_atari_game(env_id)
-    options.check_unused(env_id, is_atari=rom_id is not None)
     if rom_id is not None:
+        options.check_unused(env_id, is_atari=True)
         from asyncparl.training.environments.atari import AtariEnvironment
 
         return AtariEnvironment(rom_id, num_envs=num_envs, seed=seed, options=options, filmed=filmed)
-    return _make_gymnasium(env_id, num_envs, seed, options, filmed)
+    environment = _make_gymnasium(env_id, num_envs, seed, options, filmed)
+    try:
+        options.check_unused(env_id, is_atari=False)  # not earlier: a wrong name is the greater mistake
+    except ValueError:
+        environment.close()
+        raise
+    return environment
 
 
 def find_atari_game(env_id: str) -> str | None:
@@ -60,6 +68,16 @@ def find_atari_game(env_id: str) -> str | None:
     return find_rom(env_id)
 
 
+def check_given_options(env_id: str, names: Collection[str]) -> None:
+    """Raise ValueError if one of these options means nothing to this environment, also where its value is the default.
+
+    Of a name that no environment has, `make_environment` will tell.
+    """
+    is_atari = find_atari_game(env_id) is not None
+    if is_atari or ":" in env_id or env_id in gymnasium.registry:
+        check_option_names(names, env_id, is_atari=is_atari)
+
+
 def _make_gymnasium(
     env_id: str, num_envs: int, seed: int, options: EnvironmentOptions, filmed: bool
 ) -> VectorEnvironment:
@@ -72,11 +90,24 @@ def _make_gymnasium(
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"no environment is called {env_id!r}{_hint(env_id)}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ValueError(f"{env_id!r} cannot be made: {str(error).splitlines()[0]}") from error
+        first_line = str(error).splitlines()[0]
+        raise ValueError(f"{env_id!r} cannot be made: {first_line}{_where_hint(env_id, error)}") from error
     except TypeError as error:
-        if not options.arguments or "keyword argument" not in str(error):
-            raise  # a mistake inside of it: its author wants to see where
-        raise ValueError(f"{env_id!r} cannot be made with {dict(options.arguments)}: {error}") from error
+        # Gymnasium raises one of its own from that of the class.
+        cause = error.__cause__ if isinstance(error.__cause__, TypeError) else error
+        arguments = f" with {dict(options.arguments)}" if options.arguments else ""
+        raise ValueError(f"{env_id!r} cannot be made{arguments}: {told(cause)}{_argument_hint(cause)}") from error
+
+
+def _where_hint(env_id: str, error: Exception) -> str:
+    missing = error if error.__cause__ is None else error.__cause__  # gymnasium raises one of its own
+    is_its_own = isinstance(missing, ModuleNotFoundError) and missing.name == re.split("[:.]", env_id)[0]
+    return " Modules in the current folder are found: does it lie in another one?" if is_its_own else ""
+
+
+def _argument_hint(error: TypeError) -> str:
+    is_missing = "required positional argument" in str(error) or "required keyword-only argument" in str(error)
+    return "; --env-option 'arguments={\"NAME\": VALUE}' gives arguments" if is_missing else ""
 
 
 def _hint(env_id: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -72,8 +72,14 @@ class EnvironmentOptions:
 
     def check_unused(self, env_id: str, *, is_atari: bool) -> None:
         """Raise ValueError if an option was set that means nothing to this environment."""
-        foreign = _GYMNASIUM if is_atari else _ATARI
         default = EnvironmentOptions()
-        for option in fields(self):
-            if option.metadata == foreign and getattr(self, option.name) != getattr(default, option.name):
-                raise ValueError(f"option {option.name} is only for {foreign['only_for']}, which {env_id!r} is not")
+        names = [each.name for each in fields(self) if getattr(self, each.name) != getattr(default, each.name)]
+        check_option_names(names, env_id, is_atari=is_atari)
+
+
+def check_option_names(names: Collection[str], env_id: str, *, is_atari: bool) -> None:
+    """Raise ValueError if one of these options means nothing to this environment, whatever its value."""
+    foreign = _GYMNASIUM if is_atari else _ATARI
+    for option in fields(EnvironmentOptions):
+        if option.metadata == foreign and option.name in names:
+            raise ValueError(f"option {option.name} is only for {foreign['only_for']}, which {env_id!r} is not")
