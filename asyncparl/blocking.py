@@ -44,6 +44,7 @@ from asyncparl.runtime import pull, remote
 from asyncparl.runtime.blocking_calls import as_completed, gather
 from asyncparl.runtime.blocking_group import supervise
 from asyncparl.runtime.call import Call, call_in_loop, check_thread
+from asyncparl.runtime.current import current_session, is_in_block, process_session
 from asyncparl.runtime.dump_signal import telling_when_asked
 from asyncparl.runtime.group import Group
 from asyncparl.runtime.held_block import HeldBlock
@@ -53,7 +54,7 @@ from asyncparl.runtime.pending import deadline_after, seconds_until
 from asyncparl.runtime.remote import Proxy, current_actor, expose
 from asyncparl.runtime.remote_class import RemoteClass, remote_class
 from asyncparl.runtime.repeats import idempotent
-from asyncparl.runtime.session import current_session, is_in_block, process_session, program_name
+from asyncparl.runtime.session import program_name
 
 if TYPE_CHECKING:
     from asyncparl.rl import Agent as Agent  # noqa: PLC0414  # it is for others

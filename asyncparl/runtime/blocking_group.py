@@ -13,9 +13,9 @@ from asyncparl.errors import ActorDied, NotConnectedError
 from asyncparl.protocol.restarts import Strategy
 from asyncparl.runtime import group as with_async
 from asyncparl.runtime.call import call_in_loop, check_thread
+from asyncparl.runtime.current import current_session
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.group import Group
-from asyncparl.runtime.session import current_session
 
 
 @contextlib.contextmanager

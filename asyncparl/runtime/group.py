@@ -16,10 +16,10 @@ from asyncparl.errors import ActorDied
 from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.restarts import STRATEGIES, RestartBudget, Strategy, check_restarts, restarted_with
 from asyncparl.runtime.actor import ActorHandle
+from asyncparl.runtime.current import current_session
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.remote import Proxy
 from asyncparl.runtime.remote_class import RemoteClass
-from asyncparl.runtime.session import current_session
 from asyncparl.runtime.stopping import ASK_LIMIT_S, CLOSE_GRACE_S, KILL_LIMIT_S
 from asyncparl.runtime.supervisor import Restart, Supervised, restart_after
 

@@ -21,6 +21,7 @@ from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.node_link import NodeLink
 from asyncparl.runtime.objects import Objects
+from asyncparl.runtime.place_seeker import PlaceSeeker
 from asyncparl.runtime.stopping import CLOSE_GRACE_S, EXIT_LIMIT_S, KILL_LIMIT_S, REPORT_LIMIT_S
 from asyncparl.transport.base import Channel
 
@@ -32,11 +33,9 @@ class OwnerSession(Protocol):
     process_id: str
     main_names: frozenset[str] | None
     max_value_bytes: int | None
+    places: PlaceSeeker
 
     async def ask_master(self, request: Any) -> Any: ...
-    async def place(self, request: AskPlace) -> tuple[NodeLink, SignedLease]: ...
-    async def give_back(self, actor_id: str) -> None: ...
-    async def start_process(self, node: NodeLink, request: StartActor) -> ActorStarted: ...
     def withdraw(self, actor_id: str) -> None: ...
     async def dial_worker(self, node: NodeLink, actor_id: str, started: ActorStarted) -> Channel: ...
     def start_soon(self, function: Any, *args: Any) -> None: ...
@@ -77,7 +76,7 @@ class Incarnation:
             with trio.move_on_after(EXIT_LIMIT_S if self._was_asked else REPORT_LIMIT_S):
                 await self._reported.wait()
         if self.pid is None and self.node is not None:
-            await self._session.give_back(self._actor_id)  # if the node did not even try
+            await self._session.places.give_back(self._actor_id)  # if the node did not even try
         if not self._reported.is_set():
             self._reason = self._reason or self._why_stopped(why)
             grace_s = CLOSE_GRACE_S if self._was_asked else 0.0
@@ -134,7 +133,8 @@ class Incarnation:
             return self._reason or ("" if self.refusal is None else explain(self.refusal))
         self.node, lease = placed
         try:
-            started = await self._session.start_process(self.node, StartActor(self._actor_id, self.request.name, lease))
+            request = StartActor(self._actor_id, self.request.name, lease)
+            started = await self._session.places.start_process(self.node, request)
             self.pid = started.pid
             if self._is_doomed:
                 return self._reason  # the request to stop it may have come before that to start it
@@ -154,12 +154,12 @@ class Incarnation:
         placed = None
         with self._placing:
             try:
-                placed = await self._session.place(self.request)
+                placed = await self._session.places.find(self.request)
             except Exception as error:
                 self.refusal = ResourceError(explain(error)) if out_of_files(error) else error
                 return None
         if placed is None or self._is_doomed:
-            await self._session.give_back(self._actor_id)
+            await self._session.places.give_back(self._actor_id)
             return None
         return placed
 

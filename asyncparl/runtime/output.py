@@ -1,7 +1,11 @@
-"""What a worker writes: from its pipes, as lines, to whoever listens; the last lines are kept for the death report."""
+"""What a worker writes: from its pipes, as lines, to whoever listens; the last lines are kept for the death report.
+
+The program prints them as its own output.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 
@@ -62,3 +66,20 @@ class OutputReader:
             piece.append(text)
             size += len(text)
         self._tell(ActorOutput(self._actor_id, is_error, piece))
+
+
+def print_output(name: str, output: ActorOutput) -> None:
+    """In the program: with the name of the actor before each line."""
+    stream = sys.stderr if output.is_error else sys.stdout
+    if stream is None:
+        return  # a program without standard output
+    lines = [f"[{name}] {line}\n" for line in output.lines]
+    if output.num_dropped:
+        lines.insert(0, f"[{name}] ({output.num_dropped} lines were dropped: they came too fast)\n")
+    encoding = stream.encoding or "utf-8"
+    try:
+        # What this terminal cannot show must not end the program.
+        stream.write("".join(lines).encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except (OSError, ValueError):
+        pass  # closed, or nobody reads it any more

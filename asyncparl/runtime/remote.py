@@ -17,10 +17,10 @@ from typing import Any, Literal, NoReturn, Self
 from asyncparl.protocol.deadlines import check_timeout
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.call import STREAM_CREDIT, Call, call_in_loop, check_thread
+from asyncparl.runtime.current import current_session, find_session
 from asyncparl.runtime.handle import Handle, UnreachableHandle
 from asyncparl.runtime.options import check_concurrency, check_name
 from asyncparl.runtime.references import Reference, check_public
-from asyncparl.runtime.session import current_session, find_session
 
 
 def _cannot_wait(self: Proxy, *_: object) -> NoReturn:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from asyncparl.protocol.values import find_by_name
+from asyncparl.runtime.current import current_session
 from asyncparl.runtime.options import ActorOptions, checked_options
 from asyncparl.runtime.references import class_path_of
 from asyncparl.runtime.remote import Proxy
-from asyncparl.runtime.session import current_session
 from asyncparl.runtime.supervisor import Supervisor
 
 P = ParamSpec("P")

@@ -8,11 +8,10 @@ all.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +24,17 @@ from asyncparl.protocol.figures import PutReport
 from asyncparl.protocol.master_messages import (
     AskPlace,
     DescribeCluster,
-    ExplainWait,
     FindNamed,
     JoinDriver,
     LeaveDriver,
     NodeTicket,
-    Placed,
     WithdrawActor,
 )
-from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, ShutDown, StartActor
+from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ShutDown
 from asyncparl.protocol.resources import ActorTitle
-from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.actor import ActorHandle
 from asyncparl.runtime.blocks import background_tasks
+from asyncparl.runtime.current import block_session
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.handle import Handle
@@ -46,6 +43,8 @@ from asyncparl.runtime.master_link import MasterLink, MasterLost, ask, no_master
 from asyncparl.runtime.node_link import NodeLink
 from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.options import ActorOptions
+from asyncparl.runtime.output import print_output
+from asyncparl.runtime.place_seeker import PlaceSeeker
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.reach import Reach
 from asyncparl.runtime.references import Reference, class_path_of
@@ -57,13 +56,6 @@ from asyncparl.transport import Credentials, dial
 from asyncparl.transport.base import Channel
 
 _JOIN_LIMIT_S = 15.0
-_EXPLAIN_AFTER_S = 3.0
-_REACH_LIMIT_S = 15.0
-_ASK_AGAIN_S = 0.5
-_PLACE_LASTS_S = 20.0
-"""The master keeps a place that nobody has taken for a minute."""
-
-_session: contextvars.ContextVar[Session] = contextvars.ContextVar("asyncparl_session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +105,7 @@ class Session:
         self._token = new_token()
         self._master = MasterLink("driver", self._dial_master, self._join)
         self._nodes: dict[str, NodeLink] = {}
+        self.places = PlaceSeeker(self._master, self.node_at)
         self._actors: dict[str, ActorHandle] = {}
         self._names: Counter[str] = Counter()
         self._reach = Reach(self, objects, self._actors, executor)
@@ -120,8 +113,6 @@ class Session:
         self._failure: BaseException | None = None
         self._over = ""
         """Why no actor can be made any more."""
-        self._told: set[str] = set()
-        """What processes wait for, all of those that a node starts: one actor tells it for the others."""
 
     def start(self) -> None:
         """Join the cluster, whenever its master is there: each request waits for that, as long as requests do."""
@@ -237,62 +228,6 @@ class Session:
         """Raises ResourceError."""
         return await self._master.request(request)
 
-    async def place(self, request: AskPlace) -> tuple[NodeLink, SignedLease]:
-        """Wait for a node that has room for an actor, and for the link to it.
-
-        Raises:
-            ResourceError: there is none, and there cannot be; or it cannot be reached.
-            ValueError: the program cannot be sent there.
-        """
-        give_up_at = float("inf")
-        while True:
-            placed = await self._ask_place(request)
-            asked_at = trio.current_time()
-            node = self.node_at(placed.ticket)
-            try:
-                await node.wait_ready()
-            except Exception:
-                await self.give_back(request.actor_id)
-                give_up_at = min(give_up_at, asked_at + _REACH_LIMIT_S)
-                if not node.is_lost or trio.current_time() > give_up_at:
-                    raise
-                # The node went a moment ago, and the master will notice soon: another one may have room.
-                await trio.sleep(_ASK_AGAIN_S)
-                continue
-            if trio.current_time() < asked_at + _PLACE_LASTS_S:
-                return node, placed.lease
-            # Sending the code took long; make sure that the place is still ours.
-
-    async def _ask_place(self, request: AskPlace) -> Placed:
-        placed = await self._ask_and_explain(request, self._master.request)
-        assert isinstance(placed, Placed)
-        return placed
-
-    async def start_process(self, node: NodeLink, request: StartActor) -> ActorStarted:
-        """Have a node start the process of an actor. Raises as `NodeLink.request`."""
-        started = await self._ask_and_explain(request, node.request)
-        assert isinstance(started, ActorStarted)
-        return started
-
-    async def _ask_and_explain(self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        """The answer to a request that may have to wait; people are told what for."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._explain_wait, request, ask)
-            failure = None
-            try:
-                answer = await ask(request)
-            except AsyncparlError as error:
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return answer
-
-    async def give_back(self, actor_id: str) -> None:
-        """Of an actor that may ask once more: what it was given and never took."""
-        with contextlib.suppress(ResourceError):  # no master: it forgets us, and that, by itself
-            await self._master.request(WithdrawActor(actor_id, is_over=False), limit_s=0.1)
-
     def withdraw(self, actor_id: str) -> None:
         """Say that an actor is over which others may look for: before anything else is said, and until it is heard."""
 
@@ -376,19 +311,6 @@ class Session:
             JoinDriver(self.process_id, self._identity.name, self._versions, self._token, self._identity.program_id),
         )
 
-    async def _explain_wait(self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]]) -> None:
-        """Nobody should wonder why nothing happens."""
-        reason = ""
-        while not reason:
-            await trio.sleep(_EXPLAIN_AFTER_S)
-            with contextlib.suppress(AsyncparlError):
-                reason = (await ask(ExplainWait(request.actor_id))).reason
-        if isinstance(request, StartActor):
-            if reason in self._told:
-                return
-            self._told.add(reason)
-        sys.stderr.write(f"asyncparl: {request.name} waits: {reason}\n")
-
     # --- nodes and actors -----------------------------------------------------------------------------------
 
     def node_at(self, ticket: NodeTicket) -> NodeLink:
@@ -430,7 +352,7 @@ class Session:
         actor = self._actors.get(event.actor_id)
         if isinstance(event, ActorOutput):
             if actor is not None:
-                _print_output(actor.name.rpartition("/")[2], event)  # who prints our own adds our own name
+                print_output(actor.name.rpartition("/")[2], event)  # who prints our own adds our own name
         elif actor is not None:
             actor.exited(event)
         else:
@@ -459,84 +381,14 @@ async def open_session(
             tasks, program, identity, master_address, credentials, objects=Objects(process_id), encrypt=encrypt
         )
         await session.open()
-        token = _session.set(session)
         try:
-            yield session
+            with block_session(session):
+                yield session
         finally:
-            _session.reset(token)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + SESSION_LIMIT_S):
                 await session.shut_down()
-
-
-_of_process: list[Callable[[], Session | None]] = []
-"""What to use outside of any block, last first: the session of an actor, made when it is first wanted."""
-
-
-# No event loop runs in a forked child.
-os.register_at_fork(after_in_child=_of_process.clear)
-
-
-@contextlib.contextmanager
-def process_session(make: Callable[[], Session | None]) -> Iterator[None]:
-    """What `find_session` finds outside of any `connect()` block of this process, in all of its threads."""
-    _of_process.append(make)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # in a forked child
-            _of_process.remove(make)
-
-
-def is_in_block() -> bool:
-    """Whether this task, or the task whose thread this is, is in an open `connect()` block."""
-    return _session_of_block() is not None
-
-
-def _session_of_block() -> Session | None:
-    session = _session.get(None)
-    return None if session is None or session.loop.is_elsewhere else session
-
-
-def find_session() -> Session | None:
-    """The session of the innermost open `connect()` block of this task, else that of this process, else None."""
-    session = _session_of_block()
-    if session is None:
-        for make in _of_process[-1:]:  # a copy: another thread may leave its block now
-            return make()
-    return session
-
-
-def current_session(what: str) -> Session:
-    """The same, where there must be one.
-
-    Raises:
-        NotConnectedError: there is none; `what` says what needed it.
-    """
-    session = find_session()
-    if session is None:
-        raise NotConnectedError(
-            f"{what} needs a cluster: put it inside `async with asyncparl.connect():`, "
-            "or where there is no `async`, `with asyncparl.blocking.connect():`"
-        )
-    return session
 
 
 def program_name() -> str:
     """What this program is for people: its script."""
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
-
-
-def _print_output(name: str, output: ActorOutput) -> None:
-    stream = sys.stderr if output.is_error else sys.stdout
-    if stream is None:
-        return  # a program without standard output
-    lines = [f"[{name}] {line}\n" for line in output.lines]
-    if output.num_dropped:
-        lines.insert(0, f"[{name}] ({output.num_dropped} lines were dropped: they came too fast)\n")
-    encoding = stream.encoding or "utf-8"
-    try:
-        # What this terminal cannot show must not end the program.
-        stream.write("".join(lines).encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except (OSError, ValueError):
-        pass  # closed, or nobody reads it any more

@@ -26,6 +26,7 @@ from asyncparl.machine import explain
 from asyncparl.protocol.link import CallArrived, LinkCore
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.accepting import visitors
+from asyncparl.runtime.current import process_session
 from asyncparl.runtime.dump_signal import WorkerTeller
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.executor import Executor
@@ -37,7 +38,7 @@ from asyncparl.runtime.main_module import install_lazy_main
 from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.references import Reference
-from asyncparl.runtime.session import Identity, Session, process_session
+from asyncparl.runtime.session import Identity, Session
 from asyncparl.runtime.stopping import OBJECT_LIMIT_S, TERMINATED
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent

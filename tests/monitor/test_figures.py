@@ -17,7 +17,7 @@ import asyncparl
 from asyncparl.monitor.cluster_source import ClusterSource, open_source
 from asyncparl.monitor.observer import Observer
 from asyncparl.monitor.picture import ActorRow, Picture
-from asyncparl.runtime.session import current_session
+from asyncparl.runtime.current import current_session
 from tests.monitor.fakes import get
 
 pytestmark = pytest.mark.slow

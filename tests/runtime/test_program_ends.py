@@ -15,7 +15,7 @@ import pytest
 import trio
 
 import asyncparl
-from asyncparl.runtime.session import current_session
+from asyncparl.runtime.current import current_session
 from asyncparl.runtime.stopping import SESSION_LIMIT_S
 from tests.proc import process_table
 from tests.runtime.test_programs import LIMIT_S, REPOSITORY, run, write
