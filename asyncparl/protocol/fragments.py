@@ -1,8 +1,8 @@
 """Frames in fragments: a large one is cut, several take turns, and the receiver puts each of them together again.
 
 Rule 1: no I/O, no clock, no task here. Rule 2: the fragments of one frame are sent in order and without a gap, so that
-anything else is the peer's fault (`ProtocolError`). Rule 3: what is on its way is limited by `WINDOW_BYTES`, which the
-receiver gives back as it takes them: so little is in queues and sockets that a small message is never far behind.
+anything else is the peer's fault (`ProtocolError`). Rule 3: what is on its way is limited (`pace.py`) until the
+receiver says that it has taken it: so little is in queues and sockets that a small message is never far behind.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
+
 from asyncparl.errors import ProtocolError
 from asyncparl.protocol.frames import Buffer
 from asyncparl.protocol.messages import Fragment
-from asyncparl.protocol.owned import new_memory
+from asyncparl.protocol.owned import Owned, new_memory
+from asyncparl.protocol.pace import Pace
 
 K = TypeVar("K")
 
-FRAGMENT_BYTES = 512 * 1024
+FRAGMENT_BYTES = 1 << 20
 """What a fragment holds at most."""
-
-WINDOW_BYTES = 2 << 20
-"""How much may be on its way, of all transfers of a link together. The receiver acknowledges by halves of it: this is a
-part of the protocol."""
 
 MAX_TRANSFERS = 16
 """Frames of which a part has been sent; others wait. The receiver has memory for all of these."""
@@ -31,11 +30,14 @@ MAX_TRANSFERS = 16
 FRAME_ROOM_BYTES = 16 << 20
 """How much larger than the value in it a frame may be: its table, envelope and padding."""
 
+_ROOM_BYTES = 64
+"""Before the memory for a frame, for the head of a message that is read to its place, and after it, for its padding."""
+
 
 class Transfer(Generic[K]):
     """A frame on its way."""
 
-    __slots__ = ("_parts", "at", "key", "num_bytes", "transfer_id")
+    __slots__ = ("_parts", "at", "is_foreign", "key", "num_bytes", "transfer_id")
 
     def __init__(self, key: K) -> None:
         self.key = key
@@ -44,26 +46,29 @@ class Transfer(Generic[K]):
         """0: nothing of it was sent."""
         self.at = 0
         self.num_bytes = 0
-        self._parts: deque[memoryview] = deque()
+        self.is_foreign = False
+        """Whether something of what was cut last is the user's memory, which he may change."""
+        self._parts: deque[Owned] = deque()
 
-    def begin(self, transfer_id: int, parts: Sequence[Buffer]) -> None:
+    def begin(self, transfer_id: int, parts: Sequence[Buffer | Owned]) -> None:
         """Its bytes are known now."""
         self.transfer_id = transfer_id
-        self._parts = deque(memoryview(part).cast("B") for part in parts if len(part))
+        self._parts = deque(part if isinstance(part, Owned) else Owned([part]) for part in parts if len(part))
         self.num_bytes = sum(len(part) for part in self._parts)
 
     def cut(self) -> tuple[Fragment, list[memoryview]]:
-        """The next fragment: whole parts as far as they fit; only what is larger than a fragment is cut itself."""
+        """The next fragment: whole pieces as far as they fit; only what is larger than a fragment is cut itself."""
         fragment = Fragment(self.transfer_id, self.at, self.num_bytes)
         room, cut = FRAGMENT_BYTES, list[memoryview]()
-        while self._parts and (len(self._parts[0]) <= room or not cut):
-            part = self._parts.popleft()
-            if len(part) > room:
-                self._parts.appendleft(part[room:])
-                part = part[:room]
-            cut.append(part)
-            room -= len(part)
-            self.at += len(part)
+        self.is_foreign = False
+        while self._parts and (self._parts[0].next_bytes <= room or not cut):
+            part = self._parts[0]
+            self.is_foreign = self.is_foreign or part.is_foreign
+            cut.append(part.take(room))
+            if part.is_over:
+                self._parts.popleft()
+            room -= len(cut[-1])
+            self.at += len(cut[-1])
         return fragment, cut
 
     @property
@@ -86,7 +91,7 @@ class Cutter(Generic[K]):
         self._turns: deque[Transfer[K]] = deque()
         self._waiting: deque[Transfer[K]] = deque()
         self._last_id = 0
-        self._num_under_way = 0
+        self._pace = Pace()
         self._is_stopped = False
 
     def add(self, key: K) -> Transfer[K]:
@@ -97,30 +102,33 @@ class Cutter(Generic[K]):
         return transfer
 
     def take(
-        self, parts_of: Callable[[Transfer[K]], Sequence[Buffer]]
+        self, parts_of: Callable[[Transfer[K]], Sequence[Buffer | Owned]], now: float
     ) -> tuple[Transfer[K], Fragment, list[memoryview]]:
-        """The next fragment of the transfer whose turn it is. Only if `is_ready`."""
+        """The next fragment of the transfer whose turn it is. Only if `is_ready`. `now`: the time of our clock."""
         transfer = self._turns.popleft()
         if not transfer.transfer_id:
             self._last_id += 1
             transfer.begin(self._last_id, parts_of(transfer))
         fragment, cut = transfer.cut()
         self.num_taken += 1
-        self._num_under_way += transfer.at - fragment.at
+        if self._pace.left(transfer.at - fragment.at, now, is_last=transfer.is_sent):
+            fragment = msgspec.structs.replace(fragment, asks=True)
         if not transfer.is_sent:
             self._turns.append(transfer)
         self._look()
         return transfer, fragment, cut
 
-    def acknowledged(self, num_bytes: int) -> None:
+    def acknowledged(self, num_bytes: int, now: float) -> None:
         """The receiver has taken so much.
 
         Raises:
             ProtocolError: so much was not on its way.
         """
-        if not 0 < num_bytes <= self._num_under_way:
-            raise ProtocolError(f"{num_bytes} bytes of fragments were taken, of {self._num_under_way} on their way")
-        self._num_under_way -= num_bytes
+        if not 0 < num_bytes <= self._pace.num_under_way:
+            raise ProtocolError(
+                f"{num_bytes} bytes of fragments were taken, of {self._pace.num_under_way} on their way"
+            )
+        self._pace.taken(num_bytes, now)
         self._look()
 
     def drop(self, transfer: Transfer[K]) -> bool:
@@ -139,21 +147,44 @@ class Cutter(Generic[K]):
     @property
     def is_idle(self) -> bool:
         """Whether the receiver has all that it will get."""
-        return self._is_stopped or not (self._turns or self._waiting or self._num_under_way)
+        return self._is_stopped or not (self._turns or self._waiting or self._pace.num_under_way)
 
     def _look(self) -> None:
         while self._waiting and len(self._turns) < MAX_TRANSFERS:
             self._turns.append(self._waiting.popleft())
-        self.is_ready = bool(self._turns) and self._num_under_way < WINDOW_BYTES and not self._is_stopped
+        self.is_ready = bool(self._turns) and self._pace.has_room and not self._is_stopped
 
 
 class _Assembly:
-    __slots__ = ("memory", "num_bytes")
+    """A frame as far as it has come, in memory with some room before and after it."""
 
-    def __init__(self, memory: memoryview) -> None:
-        self.memory = memory
+    __slots__ = ("_covered", "_room", "memory", "num_bytes")
+
+    def __init__(self, num_bytes: int) -> None:
+        self._room = _memory_for(num_bytes)
+        self.memory = self._room[_ROOM_BYTES:-_ROOM_BYTES]
         self.num_bytes = 0
         """How much of it has come."""
+        self._covered = b""
+        """What was where the head of a message lies now."""
+
+    def place(self, head_bytes: int, message_bytes: int) -> memoryview:
+        """Memory for a message with nothing but a head and what comes next, which is then in its place.
+
+        The head lies on the end of what has come before. `put` restores that.
+        """
+        start = _ROOM_BYTES + self.num_bytes - head_bytes
+        self._covered = bytes(self._room[start : start + head_bytes])
+        return self._room[start : start + message_bytes]
+
+    def put(self, part: memoryview) -> None:
+        """It comes next; copied, unless it was read to its place."""
+        at = _ROOM_BYTES + self.num_bytes
+        if part.obj is self._room.obj:
+            self._room[at - len(self._covered) : at] = self._covered
+        else:
+            self._room[at : at + len(part)] = part
+        self.num_bytes += len(part)
 
 
 class Joiner:
@@ -170,8 +201,21 @@ class Joiner:
         self._num_untold = 0
         """Taken, which the sender does not know yet."""
 
+    def place(self, fragment: Fragment, head_bytes: int, num_bytes: int, message_bytes: int) -> memoryview | None:
+        """Where to read a message to that begins to come, so that nothing of it needs to be copied; None: anywhere.
+
+        Args:
+            head_bytes: of the message, before the part of the frame that it brings.
+            num_bytes: of that part. It fills the rest of the message, but for its padding.
+        """
+        assembly = self._open.get(fragment.transfer_id)
+        if assembly is None or fragment.at != assembly.num_bytes or fragment.size != len(assembly.memory):
+            return None  # it begins; or a fault, which `take` finds
+        fits = num_bytes <= fragment.size - fragment.at and message_bytes - head_bytes - num_bytes < _ROOM_BYTES
+        return assembly.place(head_bytes, message_bytes) if fits and head_bytes <= _ROOM_BYTES else None
+
     def take(self, fragment: Fragment, parts: Sequence[memoryview]) -> memoryview | None:
-        """A fragment came, which is copied; the whole frame if it was the last one.
+        """A fragment came, which is copied to its place, if it is not there; the whole frame if it was the last one.
 
         Raises:
             ProtocolError: it is not the next of its transfer, or that must not begin.
@@ -187,9 +231,7 @@ class Joiner:
         if not 0 < num_bytes <= fragment.size - fragment.at:
             raise ProtocolError(f"a fragment of {num_bytes} bytes at {fragment.at} of {fragment.size}")
         for part in parts:
-            end = assembly.num_bytes + len(part)
-            assembly.memory[assembly.num_bytes : end] = part
-            assembly.num_bytes = end
+            assembly.put(part)
         self._num_untold += num_bytes
         if assembly.num_bytes < fragment.size:
             return None
@@ -197,9 +239,7 @@ class Joiner:
         return assembly.memory
 
     def take_acknowledgement(self) -> int:
-        """What the sender must be told to have been taken, or 0: not every fragment is worth a message."""
-        if self._open and self._num_untold < WINDOW_BYTES // 2:
-            return 0
+        """What the sender does not know yet to have been taken, and is told now."""
         num_bytes, self._num_untold = self._num_untold, 0
         return num_bytes
 
@@ -235,12 +275,12 @@ class Joiner:
                 "(max_value_bytes)"
             )
         self._last_id = fragment.transfer_id
-        assembly = self._open[fragment.transfer_id] = _Assembly(_memory_for(fragment.size))
+        assembly = self._open[fragment.transfer_id] = _Assembly(fragment.size)
         return assembly
 
 
 def _memory_for(num_bytes: int) -> memoryview:
     try:
-        return new_memory(num_bytes)
+        return new_memory(num_bytes + 2 * _ROOM_BYTES)
     except MemoryError:
         raise MemoryError(f"there is no memory for a value of {num_bytes:,} bytes") from None

@@ -68,8 +68,23 @@ Borrow = Callable[[int, int], memoryview]
 """A view of what the peer has lent, by offset and size; raises `ProtocolError` where there is nothing."""
 
 
-def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffer | Owned | Lent] = ()) -> list[Buffer]:
+def encode_frame(
+    message: Message, payload: bytes | Owned = b"", buffers: Sequence[Buffer | Owned | Lent] = ()
+) -> list[Buffer]:
     """The parts of a frame, in order. The buffers, and a long payload, are passed on as they are, not copied.
+
+    Raises as `frame_parts`.
+    """
+    parts = frame_parts(message, payload, buffers)
+    if not any(isinstance(part, Owned) for part in parts):
+        return parts  # type: ignore[return-value]
+    return [piece for part in parts for piece in (part.pieces if isinstance(part, Owned) else (part,))]
+
+
+def frame_parts(
+    message: Message, payload: bytes | Owned = b"", buffers: Sequence[Buffer | Owned | Lent] = ()
+) -> list[Buffer | Owned]:
+    """The same for whoever sends it piece by piece.
 
     Lone surrogates in the message's texts (from the name of a file, say) arrive as `\\udc80`: UTF-8 has no bytes for
     them. Nothing else of a message changes.
@@ -99,13 +114,15 @@ def encode_frame(message: Message, payload: bytes = b"", buffers: Sequence[Buffe
     parts = _joined(head + table, envelope, payload, _PADDING[: -size % BUFFER_ALIGNMENT])
     for buffer in buffers:
         if not isinstance(buffer, Lent):
-            parts += buffer.pieces if isinstance(buffer, Owned) else [buffer]
+            parts.append(buffer)
             if padding := -len(buffer) % BUFFER_ALIGNMENT:
                 parts.append(_PADDING[:padding])
     return parts
 
 
-def _joined(head: bytes, envelope: bytes, payload: bytes, padding: bytes) -> list[Buffer]:
+def _joined(head: bytes, envelope: bytes, payload: bytes | Owned, padding: bytes) -> list[Buffer | Owned]:
+    if isinstance(payload, Owned):
+        return [head + envelope, payload, padding]
     if len(payload) <= _JOIN_PAYLOAD_BYTES:
         return [b"".join((head, envelope, payload, padding))]
     return [head + envelope, payload, padding]
@@ -136,6 +153,37 @@ def decode_frames(view: memoryview, borrow: Borrow | None = None) -> list[Frame]
     if not frames:
         raise ProtocolError("an empty transport message")
     return frames
+
+
+class Head(NamedTuple):
+    """Of a transport message with one frame that has one buffer, and no payload."""
+
+    message: Message
+    num_bytes: int
+    """Where the buffer begins."""
+    buffer_bytes: int
+
+
+def decode_head(beginning: memoryview, message_bytes: int) -> Head | None:
+    """What can be said of a transport message of which the beginning has come; None: it is another one, or no frame.
+
+    Whatever comes: `decode_frames` finds the faults once all of it is there.
+    """
+    if len(beginning) < _HEADER.size + 8:
+        return None
+    magic, version, flags, num_buffers, high, envelope_len, payload_len = _HEADER.unpack_from(beginning)
+    envelope_at = _HEADER.size + 8
+    end = envelope_at + envelope_len
+    if (magic, version, flags, num_buffers, high, payload_len) != (_MAGIC, _WIRE_VERSION, 0, 1, 0, 0):
+        return None
+    (buffer_bytes,) = struct.unpack_from("<Q", beginning, _HEADER.size)
+    head_bytes = end + -end % BUFFER_ALIGNMENT
+    if len(beginning) < end or message_bytes != head_bytes + buffer_bytes + -buffer_bytes % BUFFER_ALIGNMENT:
+        return None
+    try:
+        return Head(_decode_envelope(beginning[envelope_at:end]), head_bytes, buffer_bytes)
+    except MSGPACK_ERRORS:
+        return None
 
 
 def _decode_one(view: memoryview, start: int, borrow: Borrow | None) -> tuple[Frame, int]:

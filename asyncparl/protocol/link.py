@@ -23,7 +23,7 @@ from asyncparl.errors import CallFate, ProtocolError
 from asyncparl.protocol.calls import CalleeTable, CallerState, CallerTable
 from asyncparl.protocol.deadlines import is_duration
 from asyncparl.protocol.fragments import Cutter, Joiner, Transfer
-from asyncparl.protocol.frames import Buffer, Frame, decode_frames, encode_frame
+from asyncparl.protocol.frames import Buffer, Frame, decode_frames, decode_head, frame_parts
 from asyncparl.protocol.lanes import Lanes, Outgoing
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
@@ -45,6 +45,7 @@ from asyncparl.protocol.messages import (
     SharesMemory,
     TimedOut,
 )
+from asyncparl.protocol.owned import Owned
 from asyncparl.protocol.values import NOTHING, Encoded, Large
 
 CALL_WINDOW = 1024
@@ -286,8 +287,8 @@ class LinkCore:
 
     # --- what happens ---------------------------------------------------------------------------------------
 
-    def receive(self, frame: Frame) -> Event | None:
-        """What a frame means; None if nobody cares any more.
+    def receive(self, frame: Frame, now: float = 0.0) -> Event | None:
+        """What a frame means; None if nobody cares any more. `now`: the time of our clock.
 
         Raises:
             ProtocolError: the peer may not send this now.
@@ -318,19 +319,20 @@ class LinkCore:
             case Fragment():
                 return self._join(message, frame)
             case _:
-                return self._receive_rare(message)
+                return self._receive_rare(message, now)
 
     def _receive_rare(
-        self, message: GiveBack | FragmentsTaken | FragmentsDropped | SharesMemory | TimedOut | Goodbye | Hello
+        self,
+        message: GiveBack | FragmentsTaken | FragmentsDropped | SharesMemory | TimedOut | Goodbye | Hello,
+        now: float,
     ) -> Event | None:
         match message:
             case FragmentsTaken(num_bytes):
-                self._cutter.acknowledged(num_bytes)
+                self._cutter.acknowledged(num_bytes, now)
                 return None
             case FragmentsDropped(transfer_id):
                 self._joiner.drop(transfer_id)
-                if num_bytes := self._joiner.take_acknowledgement():
-                    self._say(Outgoing(FragmentsTaken(num_bytes)))
+                self._say_taken()
                 return None
             case GiveBack(offsets):
                 return MemoryReturned(offsets)
@@ -349,6 +351,13 @@ class LinkCore:
                 return PeerClosing()
             case Hello():
                 return self._open(message)
+
+    def place(self, beginning: memoryview, message_bytes: int) -> memoryview | None:
+        """Where to read a transport message to, of which the beginning has come; None: anywhere."""
+        head = decode_head(beginning, message_bytes)
+        if head is None or not isinstance(head.message, Fragment):
+            return None
+        return self._joiner.place(head.message, head.num_bytes, head.buffer_bytes, message_bytes)
 
     def lose(self) -> tuple[list[tuple[int, CallFate]], list[int]]:
         """The link is gone: (calls of ours with their fate, calls of the peer's that need no answer any more)."""
@@ -395,9 +404,9 @@ class LinkCore:
         return not self._cutter.is_idle
 
     @property
-    def has_deadlines(self) -> bool:
+    def needs_time(self) -> bool:
         """Whether `take_outgoing` needs to know the time."""
-        return bool(self._deadlines)
+        return bool(self._deadlines) or (not self._outgoing and self._cutter.is_ready)
 
     def take_outgoing(self, now: float = 0.0) -> Outgoing:
         """The next message to send. `now`: the time of our clock, by which a call is told how much is left to it."""
@@ -486,16 +495,16 @@ class LinkCore:
             self._lanes.say(call_id, outgoing, is_last=call_id in self._closes)
 
     def _next_fragment(self, now: float) -> Outgoing:
-        transfer, fragment, parts = self._cutter.take(partial(self._parts_of, now=now))
+        transfer, fragment, parts = self._cutter.take(partial(self._parts_of, now=now), now)
         if transfer.is_sent:
             match transfer.key.message:
                 case Call() as call:
                     self._call_sent(call)
                 case Item(call_id) | Returned(call_id) | Raised(call_id):
                     self._lanes.sent(call_id)
-        return Outgoing(fragment, Encoded(b"", parts))
+        return Outgoing(fragment, (Encoded if transfer.is_foreign else Large)(b"", parts))
 
-    def _parts_of(self, transfer: Transfer[Outgoing], *, now: float) -> list[Buffer]:
+    def _parts_of(self, transfer: Transfer[Outgoing], *, now: float) -> list[Buffer | Owned]:
         """The bytes of a transfer that begins. Nobody else keeps them, so that memory is free once it is sent."""
         message, value = transfer.key
         if isinstance(message, Call):
@@ -503,7 +512,7 @@ class LinkCore:
             message, value = self._timed(self._waiting[call_id], now)  # that one has all of its credit
             self._waiting[call_id] = Outgoing(message)
         transfer.key = Outgoing(message)
-        return encode_frame(message, value.payload, value.buffers)
+        return frame_parts(message, value.payload, value.buffers)
 
     def _call_sent(self, sent: Call) -> None:
         """The last fragment of a call leaves."""
@@ -541,14 +550,18 @@ class LinkCore:
 
     def _join(self, fragment: Fragment, frame: Frame) -> Event | None:
         whole = self._joiner.take(fragment, frame.buffers)
-        if num_bytes := self._joiner.take_acknowledgement():
-            self._say(Outgoing(FragmentsTaken(num_bytes)))
+        if fragment.asks:
+            self._say_taken()
         if whole is None:
             return None
         frames = decode_frames(whole)
         if len(frames) != 1 or not isinstance(frames[0].message, Call | Item | Returned | Raised):
             raise ProtocolError(f"{[type(each.message).__name__ for each in frames]} in fragments")
         return self.receive(frames[0])
+
+    def _say_taken(self) -> None:
+        if num_bytes := self._joiner.take_acknowledgement():
+            self._say(Outgoing(FragmentsTaken(num_bytes)))
 
     def _refuse_what_is_too_large(self, peers_limit: int | None) -> tuple[int, ...]:
         """The peer has said what it takes."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
@@ -153,10 +153,13 @@ class Fragment(msgspec.Struct, tag=12, array_like=True, frozen=True):
     """Where in the frame it begins."""
     size: int
     """Of the whole frame."""
+    asks: bool = False
+    """`FragmentsTaken` is to say how much has been taken so far."""
 
 
 class FragmentsTaken(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """So much of fragments has been put in its place: as much more may be sent."""
+    """So much of fragments has been put in its place, since the last word of it. Answers a `Fragment` that asks for it,
+    and `FragmentsDropped` if there is anything to be said."""
 
     num_bytes: int
 

@@ -9,26 +9,28 @@ Two encodings, told apart by the first byte of the payload:
   which is why only drivers and workers read it, on links of their own cluster.
 
 An array never passes through the payload unless it is tiny: its memory is handed on as a buffer, without a copy, and
-the receiver builds its array on the memory that the message arrived in. Numpy and torch are never imported to encode
-(a value of theirs means that they are loaded), only to decode a value that needs them.
+the receiver builds its array on the memory that the message arrived in. Long `bytes`, texts and `bytearray` are buffers
+too, from which the receiver makes its own; deep inside a pickle they stay where they are in it, but are not copied to
+be sent either. Numpy and torch are never imported to encode (a value of theirs means that they are loaded), only to
+decode a value that needs them.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import io
 import pickle
 import sys
 import types
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import msgspec
 
 from asyncparl.errors import SerializationError
 from asyncparl.protocol.frames import MAX_BUFFERS, Buffer
-from asyncparl.protocol.owned import LARGE_BYTES, Owned, owned
+from asyncparl.protocol.owned import LARGE_BYTES, Owned, new_bytes, owned, to_own, utf8_of
 
 _PLAIN = b"M"
 _PICKLE = b"P"
@@ -39,14 +41,17 @@ _MAX_PLAIN_NODES = 512
 _MIN_BUFFER_BYTES = 1024
 """Smaller arrays are cheaper inside the payload than as a buffer with its table entry and padding."""
 
-_LIST, _TUPLE, _DICT, _ARRAY, _TENSOR = range(5)
+_LONG_BYTES = 64 * 1024
+"""From here on `bytes` and texts are buffers."""
+
+_LIST, _TUPLE, _DICT, _ARRAY, _TENSOR, _BYTES, _TEXT, _BYTEARRAY = range(8)
 _INT64 = range(-(2**63), 2**63)
 
 
 class Encoded(NamedTuple):
     """A value ready for a frame. `buffers` may alias the caller's arrays: send, or `detach`, before they change."""
 
-    payload: bytes
+    payload: bytes | Owned
     buffers: Sequence[Buffer | Owned] = ()
 
     def detach(self) -> Encoded:
@@ -60,13 +65,31 @@ class Encoded(NamedTuple):
 
 
 class Large(Encoded):
-    """One that is too large for one message, and travels in fragments. It has memory of its own."""
+    """One that is too large for one message, and travels in fragments.
+
+    It has memory of its own, or is to get it (`own`) before the user has his arrays back.
+    """
 
     __slots__ = ()
 
+    def own(self, lock: AbstractContextManager[object], after_each: Callable[[], object]) -> None:
+        """Copy what is the user's, and was not sent meanwhile. `after_each`: some of it was copied."""
+        for buffer in reversed(self.buffers):
+            while isinstance(buffer, Owned) and buffer.own_piece(lock):
+                after_each()
+
+
+def large(value: Encoded) -> Large:
+    """The same, to be sent in fragments, from the user's memory while that is not copied. `value` stays as it is."""
+    payload = value.payload
+    return Large(
+        Owned(payload.pieces) if isinstance(payload, Owned) else payload,
+        [buffer if isinstance(buffer, bytes) else to_own(buffer) for buffer in value.buffers],
+    )
+
 
 def _detached(buffer: Buffer | Owned) -> Buffer | Owned:
-    if isinstance(buffer, Owned):
+    if isinstance(buffer, (Owned, bytes)):
         return buffer
     return owned(buffer) if len(buffer) > LARGE_BYTES else bytes(buffer)
 
@@ -87,7 +110,7 @@ def encode_value(value: object, *, main_names: frozenset[str] | None = None) -> 
     """
     if value is None:
         return NOTHING
-    buffers: list[Buffer] = []
+    buffers: list[Buffer | Owned] = []
     try:
         return Encoded(_PLAIN + _encode_tree(_Lowering(buffers).lower(value)), buffers)
     except (_NotPlain, ValueError):  # the latter: text that UTF-8 cannot express, or 4 GiB of it
@@ -131,7 +154,7 @@ class _Lowering:
 
     __slots__ = ("_buffers", "_nodes", "_seen")
 
-    def __init__(self, buffers: list[Buffer]) -> None:
+    def __init__(self, buffers: list[Buffer | Owned]) -> None:
         self._buffers = buffers
         self._nodes = 0
         self._seen: set[int] = set()
@@ -142,7 +165,9 @@ class _Lowering:
             if value in _INT64:
                 return value
             raise _NotPlain
-        if kind is float or kind is str or kind is bool or kind is bytes or value is None:
+        if kind is str or kind is bytes:
+            return value if len(value) < _LONG_BYTES else self._lower_long(kind, value)
+        if kind is float or kind is bool or value is None:
             return value
         self._count(value)
         if kind is tuple:
@@ -163,6 +188,12 @@ class _Lowering:
         if self._nodes > _MAX_PLAIN_NODES:
             raise _NotPlain
 
+    def _lower_long(self, kind: type, value: Any) -> Any:
+        if len(self._buffers) == MAX_BUFFERS:
+            return value
+        self._buffers.append(utf8_of(value) if kind is str else value)
+        return [_TEXT if kind is str else _BYTES, len(self._buffers) - 1]
+
     def _lower_array(self, kind: type, value: Any) -> Any:
         if kind is _loaded("numpy", "ndarray") and _is_plain_array(value):
             *described, flat = _array_parts(value)
@@ -170,6 +201,8 @@ class _Lowering:
         if kind is _loaded("torch", "Tensor") and _is_plain_tensor(value):
             *described, flat = _tensor_parts(value)
             return [_TENSOR, *described, self._reference(flat)]
+        if kind is bytearray and len(value) >= _LONG_BYTES and len(self._buffers) < MAX_BUFFERS:
+            return [_BYTEARRAY, self._reference(memoryview(value))]
         raise _NotPlain
 
     def _reference(self, flat: Any) -> int | bytes:
@@ -197,7 +230,16 @@ def _raise_tree(tree: Any, buffers: Sequence[memoryview]) -> Any:
     if tag == _TENSOR:
         _, dtype_name, shape, reference = tree
         return _tensor_from(dtype_name, shape, _resolve(reference, buffers))
+    if tag in _OF_LONG:
+        return _OF_LONG[tag](buffers[tree[1]])
     raise ValueError(f"unknown tag {tag!r}")
+
+
+def _text_of(buffer: memoryview) -> str:
+    return str(buffer, "utf-8")
+
+
+_OF_LONG: dict[int, Callable[[memoryview], Any]] = {_BYTES: new_bytes, _TEXT: _text_of, _BYTEARRAY: bytearray}
 
 
 def _resolve(reference: int | bytes, buffers: Sequence[memoryview]) -> Buffer:
@@ -306,8 +348,7 @@ def _code_pickler() -> Any:
 
 
 def _pickled_with(pickler_type: Any, value: object, main_names: frozenset[str] | None) -> Encoded:
-    file = io.BytesIO()
-    file.write(_PICKLE)
+    parts: list[Any] = [_PICKLE]
     buffers: list[Buffer] = []
 
     def take_buffer(buffer: pickle.PickleBuffer) -> bool:
@@ -318,11 +359,27 @@ def _pickled_with(pickler_type: Any, value: object, main_names: frozenset[str] |
         buffers.append(raw)
         return False
 
-    pickler = _array_aware(pickler_type)(file, protocol=5, buffer_callback=take_buffer)
+    pickler = _array_aware(pickler_type)(_File(parts.append), protocol=5, buffer_callback=take_buffer)
     if pickler_type is not pickle.Pickler:
         pickler.main_names = main_names
     pickler.dump(value)
-    return Encoded(file.getvalue(), buffers)
+    return Encoded(_payload_of(parts), buffers)
+
+
+class _File:
+    """What a pickler writes to. It hands over long `bytes` and texts themselves, and the rest in parts of 64 KiB."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[Any], object]) -> None:
+        self.write = write
+
+
+def _payload_of(parts: list[Any]) -> bytes | Owned:
+    """What a pickler has written; copied only where it is little, or may change."""
+    if len(parts) == 2 or sum(map(len, parts)) <= LARGE_BYTES:
+        return b"".join(parts)
+    return Owned([part if type(part) is bytes else bytes(part) for part in parts])
 
 
 _array_aware_types: dict[type, Any] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from asyncparl.protocol.frames import Buffer, Lent
 from asyncparl.protocol.owned import LARGE_BYTES, Owned, copy_into, in_one_piece
-from asyncparl.protocol.values import Encoded, Large
+from asyncparl.protocol.values import Encoded, large
 from asyncparl.transport.arena import Arena
 
 SHARED_BYTES = 256 << 20
@@ -14,6 +14,10 @@ SHARED_BYTES = 256 << 20
 
 MIN_LENT_BYTES = 64 * 1024
 """Smaller buffers are not worth it: see `benchmarks/arrays.py`."""
+
+_STAYS_BYTES = 16 << 20
+"""`bytes` and texts of more than this are sent from where they are, in fragments: nobody can change them, so that
+nobody has to wait until they are copied."""
 
 
 def lend_large(arena: Arena, buffers: Sequence[Buffer | Owned]) -> list[Buffer | Owned | Lent]:
@@ -27,14 +31,16 @@ def _lend(arena: Arena, buffer: Buffer | Owned) -> Buffer | Owned | Lent:
 
 
 def hold_large(arena: Arena | None, value: Encoded) -> Encoded:
-    """A large value with memory of its own: in the arena if there is room for it, else to be sent in fragments.
+    """A large value as it can be sent: copied to the arena if there is room for it, else in fragments.
 
     For the thread that has the value, without any lock: it takes as long as copying does.
     """
     inline_bytes = len(value.payload) + sum(len(buffer) for buffer in value.buffers if len(buffer) < MIN_LENT_BYTES)
-    if arena is not None and inline_bytes <= LARGE_BYTES and (held := _held(arena, value.buffers)) is not None:
-        return value._replace(buffers=held)
-    return Large(*value.detach())
+    stays = any(isinstance(buffer, (bytes, Owned)) and len(buffer) > _STAYS_BYTES for buffer in value.buffers)
+    if arena is None or inline_bytes > LARGE_BYTES or stays:
+        return large(value)
+    held = _held(arena, value.buffers)
+    return large(value) if held is None else value._replace(buffers=held)
 
 
 def _held(arena: Arena, buffers: Sequence[Buffer | Owned]) -> list[Buffer | Owned] | None:

@@ -29,9 +29,9 @@ from asyncparl.protocol.link import (
     PeerClosing,
     TimeIsUp,
 )
-from asyncparl.protocol.messages import Call, ErrorReport, Fragment
+from asyncparl.protocol.messages import Call, ErrorReport, Fragment, FragmentsTaken
 from asyncparl.protocol.owned import LARGE_BYTES, Owned
-from asyncparl.protocol.values import NOTHING, Encoded
+from asyncparl.protocol.values import NOTHING, Encoded, Large
 from asyncparl.runtime.activity import WaitingCall, note_calling
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.lending import hold_large, lend_large
@@ -48,6 +48,9 @@ _DRAIN_LIMIT = 64
 
 _MAX_OUTGOING = 4096
 """Messages that wait to be sent. More than the windows of both sides allow a peer that reads."""
+
+_FRAGMENTS_AT_ONCE = 2
+"""After so many others get their turn with the link, and the loop."""
 
 _JOIN_LIMIT_BYTES = 1 << 16
 """Small frames that wait together are sent together, up to this size."""
@@ -103,6 +106,7 @@ class Link:
             call_id = self.core.call(kind, target, value, credit=credit, object_id=object_id, deadline=deadline)
             self._callers[call_id] = caller
             self._flush()
+        self._own(value)
         return call_id
 
     def cancel(self, call_id: int) -> bool:
@@ -151,6 +155,7 @@ class Link:
         with self._lock:
             self.core.answer_returned(call_id, value, streamed=streamed)
             self._flush()
+        self._own(value)
 
     def answer_raised(self, call_id: int, error: ErrorReport, value: Encoded = NOTHING) -> None:
         """Answer a call of the peer's with an exception; one that is too large to travel is told in words.
@@ -165,6 +170,7 @@ class Link:
             if self.core.callee.is_open(call_id):
                 self.core.answer_raised(call_id, error, value)
                 self._flush()
+        self._own(value)
 
     def answer_cancelled(self, call_id: int) -> None:
         """Answer a call of the peer's that was cancelled."""
@@ -182,6 +188,7 @@ class Link:
         with self._lock:
             self.core.send_item(call_id, value)
             self._flush()
+        self._own(value)
 
     def is_wanted(self, call_id: int) -> bool:
         """Whether the peer still waits for this call of its own."""
@@ -288,6 +295,7 @@ class Link:
     # --- receiving ------------------------------------------------------------------------------------------
 
     async def _receive(self, channel: Channel) -> str:
+        channel.place = self._place
         try:
             while True:
                 if self.core.num_outgoing > _MAX_OUTGOING:
@@ -307,6 +315,12 @@ class Link:
             return f"the peer broke the protocol: {error}"
         except MemoryError as error:
             return str(error)
+        finally:
+            channel.place = None
+
+    def _place(self, beginning: memoryview, message_bytes: int) -> memoryview | None:
+        with self._lock:
+            return self.core.place(beginning, message_bytes)
 
     async def _wait_until_taken(self, channel: Channel) -> None:
         """The peer asks and asks, and takes no answer: it is not heard before it does."""
@@ -318,10 +332,13 @@ class Link:
         """Handle a message; for how many it counts."""
         weight = 1
         for frame in decode_frames(view, None if self._arena is None else self._arena.borrow):
+            now = 0.0
             if type(frame.message) is Fragment:
                 weight = _DRAIN_LIMIT
+            elif type(frame.message) is FragmentsTaken:
+                now = self.loop.now()
             with self._lock:
-                event = self.core.receive(frame)
+                event = self.core.receive(frame, now)
                 if self.core.has_outgoing:
                     self._flush()
                 if self._on_quiet:
@@ -399,7 +416,8 @@ class Link:
     # --- sending --------------------------------------------------------------------------------------------
 
     def _fit(self, value: Encoded) -> Encoded:
-        """What can be sent: something large gets memory of its own, before anybody has to wait for the lock.
+        """What can be sent: something large is copied to the arena, before anybody has to wait for the lock, or is a
+        `Large`, of which `_own` copies what does not leave at once.
 
         Raises:
             MessageTooLarge: it is larger than is allowed; with the size and the limit.
@@ -413,6 +431,19 @@ class Link:
             return value
         return hold_large(self._arena if self.core.may_refer else None, value)
 
+    def _own(self, value: Encoded) -> None:
+        """The user gets his arrays back: what has not left is copied, from its end, while its beginning leaves."""
+        if not isinstance(value, Large):
+            return
+        try:
+            # In another thread copying goes on beside the loop, which sends: two would be in each other's way.
+            value.own(self._lock, self.flush if self.loop.is_here else lambda: None)
+        except (OSError, MemoryError):  # nowhere to copy it to, and it must not be sent once the user may change it
+            with self._lock:
+                self.core.say_goodbye()
+            if self._channel is not None:
+                self._do_in_loop(self._channel.close)
+
     def _limit(self) -> str:
         return f"the limit is {self.core.largest_value:,} bytes, which `connect(max_value_bytes=...)` changes"
 
@@ -425,14 +456,19 @@ class Link:
             return
         if self._arena is not None and core.has_outgoing and (offsets := self._arena.take_returns()):
             core.give_back(offsets)
+        num_fragments = 0
         try:
             if self._refused:
                 channel.send_nowait(self._refused)
                 self._refused = []
             while core.has_outgoing:
-                parts = self._next_parts()
+                if core.next_outgoing is None:
+                    if num_fragments == _FRAGMENTS_AT_ONCE or channel.is_full:
+                        raise trio.WouldBlock
+                    num_fragments += 1
+                parts, unchanging = self._next_parts()
                 try:
-                    channel.send_nowait(parts)
+                    channel.send_nowait(parts, unchanging=unchanging)
                 except trio.WouldBlock:
                     self._refused = [b"".join(parts)]
                     raise
@@ -445,25 +481,25 @@ class Link:
             # Ours are checked before; so the peer takes less than what it asked for.
             self._do_in_loop(channel.close)
 
-    def _next_parts(self) -> list[Buffer]:
-        """The next message for the channel: one frame, or several small ones."""
+    def _next_parts(self) -> tuple[list[Buffer], bool]:
+        """The next message for the channel, one frame or several small ones; and whether nobody changes it any more."""
         core = self.core
-        message, value = core.take_outgoing(self.loop.now() if core.has_deadlines else 0.0)
+        message, value = core.take_outgoing(self.loop.now() if core.needs_time else 0.0)
         buffers: Sequence[Buffer | Owned | Lent] = value.buffers
         if buffers and self._arena is not None and core.may_refer:
             buffers = lend_large(self._arena, value.buffers)
         parts = encode_frame(message, value.payload, buffers)
         if value.buffers or not core.has_outgoing:
-            return parts
+            return parts, isinstance(value, Large)
         size = len(parts[0]) if len(parts) == 1 else _JOIN_LIMIT_BYTES
         while (
             size < _JOIN_LIMIT_BYTES and (following := core.next_outgoing) is not None and not following.value.buffers
         ):
-            message, value = core.take_outgoing(self.loop.now() if core.has_deadlines else 0.0)
+            message, value = core.take_outgoing(self.loop.now() if core.needs_time else 0.0)
             frame = encode_frame(message, value.payload)
             parts += frame
             size += len(frame[0]) if len(frame) == 1 else _JOIN_LIMIT_BYTES
-        return parts
+        return parts, False
 
     def _tell_quiet(self) -> None:
         """The lock is held."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -64,12 +64,17 @@ class Channel(ABC):
     arena: Arena | None = None
     """Memory that the peer sees as well, if it could map it, which it has to say. Closed together with the channel."""
 
+    place: Callable[[memoryview, int], memoryview | None] | None = None
+    """Asked for memory for a large message, with its beginning and its size: so that it need not be copied to where it
+    belongs. `receive` gives that memory. None: anywhere. Not every transport asks, nor for each message."""
+
     @abstractmethod
-    def send_nowait(self, parts: Sequence[Part]) -> None:
+    def send_nowait(self, parts: Sequence[Part], *, unchanging: bool = False) -> None:
         """Send one message, the concatenation of `parts`, if the queue has room. Thread-safe.
 
-        The parts are copied before this returns; the caller may change them afterwards. Parts may be empty, and
-        may be any C-contiguous buffers. Success means that the message is queued, not that it arrived.
+        The parts are copied before this returns; the caller may change them afterwards. If he never will
+        (`unchanging`), the channel may hold on to them instead. Parts may be empty, and may be any C-contiguous
+        buffers. Success means that the message is queued, not that it arrived.
 
         Raises:
             trio.WouldBlock: the queue is full.
@@ -77,6 +82,14 @@ class Channel(ABC):
             trio.BrokenResourceError: the peer is gone.
             MessageTooLarge: the message exceeds `max_message_bytes`.
         """
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `send_nowait` would certainly raise `trio.WouldBlock`, if that is known. Thread-safe.
+
+        Raises as `send_nowait` where the channel has ended.
+        """
+        return False
 
     @abstractmethod
     async def wait_sendable(self) -> None:

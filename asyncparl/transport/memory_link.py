@@ -172,7 +172,7 @@ class MemoryChannel(Channel):
         self._receiving = False
         self._num_sent = self._sent_bytes = self._num_received = self._received_bytes = 0
 
-    def send_nowait(self, parts: Sequence[Part]) -> None:
+    def send_nowait(self, parts: Sequence[Part], *, unchanging: bool = False) -> None:
         self._check_sendable()
         message = bytearray().join(parts)
         if len(message) > self.max_message_bytes:

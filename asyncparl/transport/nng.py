@@ -270,7 +270,7 @@ class NngChannel(Channel):
             view = self._take()
         return view
 
-    def send_nowait(self, parts: Sequence[Part]) -> None:
+    def send_nowait(self, parts: Sequence[Part], *, unchanging: bool = False) -> None:
         if self._closed or self._forked or self._lost:
             self._refuse()
         size = 0

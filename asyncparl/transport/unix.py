@@ -41,6 +41,7 @@ _BUFFER_BYTES = 256 * 1024
 _SEND_BUFFER_BYTES = 1 << 20  # the system grants what it allows
 _JOIN_BELOW_BYTES = 32 * 1024  # below, one more copy costs less than a list of buffers
 _MAX_PARTS = 512  # the system takes 1,024 at once
+_HEAD_BYTES = 4096
 
 
 class _Common(threading.local):
@@ -61,22 +62,27 @@ class Inbox:
     """Puts messages together from pieces of a stream. Pure: the caller reads."""
 
     def __init__(self, max_message_bytes: int) -> None:
+        self.place: Callable[[memoryview, int], memoryview | None] | None = None
+        """As that of the channel."""
         self.is_greeted = False
         self.messages: deque[memoryview] = deque()
         """Those that are complete."""
         self._max_message_bytes = max_message_bytes
         self._head = b""
         """Of what comes next, if it is not complete: less than the common buffer takes."""
-        self._large: bytearray | None = None
+        self._large: memoryview | None = None
         """A message that is larger than that, as far as it has come."""
         self._large_at = 0
+        self._after_large = False
+        """Then another one may follow: of that as little as possible is read to the common buffer."""
 
     def space(self, buffer: bytearray) -> memoryview:
         """Where to read to, the next time. The buffer may have been used by others meanwhile."""
         if self._large is not None:
-            return memoryview(self._large)[self._large_at :]
-        buffer[: len(self._head)] = self._head
-        return memoryview(buffer)[len(self._head) :]
+            return self._large[self._large_at :]
+        at = len(self._head)
+        buffer[:at] = self._head
+        return memoryview(buffer)[at : at + _HEAD_BYTES] if self._after_large else memoryview(buffer)[at:]
 
     def take_in(self, buffer: bytearray, num_bytes: int) -> None:
         """So much was read to `space`.
@@ -87,9 +93,11 @@ class Inbox:
         if self._large is not None:
             self._large_at += num_bytes
             if self._large_at == len(self._large):
-                self.messages.append(memoryview(self._large))
+                self.messages.append(self._large)
                 self._large = None
+                self._after_large = True
             return
+        self._after_large = False
         end = len(self._head) + num_bytes
         at = 0 if self.is_greeted else self._take_greeting(buffer, end)
         while end - at >= _LENGTH.size:
@@ -116,10 +124,12 @@ class Inbox:
         return len(_GREETING)
 
     def _begin_large(self, size: int, beginning: memoryview) -> None:
-        try:
-            self._large = bytearray(size)  # by the system, page by page, as it is filled
-        except MemoryError:
-            raise BrokenStream(f"there is no memory for a message of {size:,} bytes") from None
+        self._large = None if self.place is None else self.place(beginning, size)
+        if self._large is None:
+            try:
+                self._large = memoryview(bytearray(size))  # by the system, page by page, as it is filled
+            except MemoryError:
+                raise BrokenStream(f"there is no memory for a message of {size:,} bytes") from None
         self._large[: len(beginning)] = beginning
         self._large_at = len(beginning)
 
@@ -146,7 +156,7 @@ class UnixChannel(Channel):
         self._cannot_send = False
         self._lock = threading.Lock()
         """For what is sent, and for the end: the descriptor must not be closed while another thread uses it."""
-        self._kept: memoryview | bytes = b""
+        self._kept: list[memoryview] = []
         """What the socket did not take of the last message."""
         self._emptying: trio.CancelScope | None = None
         """Of the task that sends what is kept, and waits for room."""
@@ -184,6 +194,7 @@ class UnixChannel(Channel):
         if self._closed:
             return
         buffer = _common.buffer
+        self._inbox.place = self.place
         space = self._inbox.space(buffer)
         try:
             num_bytes = self._connection.recv_into(space)
@@ -238,7 +249,7 @@ class UnixChannel(Channel):
 
     # --- sending --------------------------------------------------------------------------------------------
 
-    def send_nowait(self, parts: Sequence[Part]) -> None:
+    def send_nowait(self, parts: Sequence[Part], *, unchanging: bool = False) -> None:
         size = 0
         for part in parts:
             size += len(part) if type(part) is bytes else memoryview(part).nbytes
@@ -253,11 +264,13 @@ class UnixChannel(Channel):
             if size < _JOIN_BELOW_BYTES or len(parts) > _MAX_PARTS:
                 message = b"".join((head, *parts))
                 num_taken = self._write(self._connection.send, message, QUIETLY)
-                rest: memoryview | bytes = memoryview(message)[num_taken:] if num_taken < len(message) else b""
+                rest = [memoryview(message)[num_taken:]] if num_taken < len(message) else []
             else:
                 views = [memoryview(part).cast("B") for part in (head, *parts) if len(part)]
                 num_taken = self._write(self._connection.sendmsg, views, (), QUIETLY)
-                rest = _rest_of(views, num_taken) if num_taken < len(head) + size else b""
+                rest = _rest_of(views, num_taken)
+                if rest and num_taken and not unchanging:
+                    rest = [memoryview(b"".join(rest))]
             if not num_taken:
                 raise trio.WouldBlock
             if rest:
@@ -267,6 +280,14 @@ class UnixChannel(Channel):
         self._num_sent += 1
         self._sent_bytes += size
 
+    @property
+    def is_full(self) -> bool:
+        if not self._kept:
+            return False
+        with self._lock:
+            self._check_sendable()
+            return bool(self._kept) and not self._send_kept()
+
     def _write(self, send: Callable[..., int], *arguments: Any) -> int:
         """How much the socket took."""
         try:
@@ -275,13 +296,13 @@ class UnixChannel(Channel):
             return 0
         except OSError:
             self._cannot_send = True
-            self._kept = b""
+            self._kept = []
             self._refuse()
 
     def _send_kept(self) -> bool:
         """Whether all of it has left."""
-        num_taken = self._write(self._connection.send, self._kept, QUIETLY)
-        self._kept = memoryview(self._kept)[num_taken:] if num_taken < len(self._kept) else b""
+        num_taken = self._write(self._connection.sendmsg, self._kept, (), QUIETLY)
+        self._kept = _rest_of(self._kept, num_taken)
         return not self._kept
 
     async def wait_sendable(self) -> None:
@@ -393,11 +414,11 @@ class UnixChannel(Channel):
         return ChannelStatistics(self._num_sent, self._sent_bytes, self._num_received, self._received_bytes)
 
 
-def _rest_of(views: Sequence[memoryview], num_taken: int) -> bytes:
-    """A copy of what is left of a message."""
+def _rest_of(views: Sequence[memoryview], num_taken: int) -> list[memoryview]:
+    """What is left of a message."""
     rest = []
     for view in views:
         if num_taken < len(view):
             rest.append(view[num_taken:])
         num_taken = max(0, num_taken - len(view))
-    return b"".join(rest)
+    return rest

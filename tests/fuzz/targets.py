@@ -14,6 +14,7 @@ from asyncparl.protocol.fragments import MAX_TRANSFERS
 from asyncparl.protocol.frames import decode_frames, encode_frame
 from asyncparl.protocol.link import AnswerArrived, TimeIsUp
 from asyncparl.protocol.messages import Fragment, Message, Returned
+from asyncparl.protocol.owned import in_one_piece
 from asyncparl.protocol.values import NOTHING, Encoded, decode_value, encode_value
 from asyncparl.transport.handshake import REPLY_BYTES, HandshakeError, Hello, ListenerHandshake
 from tests.protocol.pair import call, open_pair, taken
@@ -40,7 +41,8 @@ def read_frames(data: bytes) -> None:
     for frame in frames:
         parts = encode_frame(frame.message, bytes(frame.payload), frame.buffers)
         [again] = decode_frames(memoryview(bytearray(b"".join(parts))))
-        assert again == frame
+        assert repr(again.message) == repr(frame.message)  # a NaN is not equal to itself
+        assert again[1:] == frame[1:]
 
 
 def run_link(data: bytes) -> None:
@@ -112,6 +114,7 @@ TARGETS: dict[str, Target] = {
 # --- what is correct, for the fuzzer to begin with ----------------------------------------------------------------
 
 _values = plain_values.map(encode_value)
+_long_values = st.sampled_from([b"x", "x", bytearray(b"x")]).map(lambda unit: encode_value([unit * 70_000, 1]))
 _controls = st.one_of([instances_of(kind) for kind in (*get_args(Request), *get_args(Answer))]).map(encode_control)
 _hellos = st.builds(
     Hello,
@@ -142,7 +145,7 @@ _CORRECT: dict[str, st.SearchStrategy[bytes]] = {
     "frames": st.builds(_framed, messages, _values),
     "link": st.lists(st.builds(_framed, messages)).map(b"".join) | _fragments,
     "control": _controls.map(lambda encoded: bytes(encoded.payload)),
-    "values": _values.map(lambda encoded: bytes(encoded.payload)),
+    "values": (_values | _long_values).map(lambda encoded: bytes(in_one_piece(encoded.payload))),
     "greeting": st.builds(lambda hello, proof: hello.pack() + proof, _hellos, st.binary(min_size=32, max_size=32)),
 }
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from asyncparl.protocol.messages import Message
+from asyncparl.protocol.owned import in_one_piece
 from asyncparl.protocol.values import Encoded, decode_value, encode_value
 
 few = settings(max_examples=60)
@@ -117,7 +118,7 @@ def travel(value: Any) -> Any:
 
 def received(encoded: Encoded) -> tuple[bytes, list[memoryview]]:
     """Payload and buffers as they arrive: in writable memory of their own."""
-    return encoded.payload, [memoryview(bytearray(buffer)) for buffer in encoded.buffers]
+    return bytes(in_one_piece(encoded.payload)), [memoryview(bytearray(in_one_piece(each))) for each in encoded.buffers]
 
 
 def peak_memory(function: Callable[[], Any]) -> int:

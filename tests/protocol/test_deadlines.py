@@ -129,7 +129,7 @@ def test_the_callee_is_told_what_is_left_when_the_call_leaves() -> None:
     assert first == Call(waits[0], CallKind.METHOD, "sample", 0, 0, 6.0)
     left.receive(frame_of(Cancelled(waits[0])))
     assert left.take_outgoing(now=9.5).message == Call(waits[1], CallKind.METHOD, "sample", 0, 0, 0.5)
-    assert not left.has_deadlines
+    assert not left.needs_time
 
 
 def test_a_call_that_leaves_too_late_says_so() -> None:
@@ -155,7 +155,7 @@ def test_a_call_whose_time_is_up_before_it_is_sent_is_never_sent() -> None:
     carry(right, left)
     assert [event for event in carry(left, right) if isinstance(event, CallArrived)] == []
     assert left.caller.num_open == 0
-    assert not left.has_deadlines
+    assert not left.needs_time
 
 
 def served(deadline: float) -> tuple[LinkCore, LinkCore, int]:

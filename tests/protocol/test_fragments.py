@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncparl.errors import ProtocolError
-from asyncparl.protocol import fragments
+from asyncparl.protocol import fragments, pace
+from asyncparl.protocol import owned as memory
 from asyncparl.protocol.fragments import FRAME_ROOM_BYTES, MAX_TRANSFERS, Cutter, Joiner
 from asyncparl.protocol.messages import Fragment
-from asyncparl.protocol.owned import LARGE_BYTES, copy_into, new_memory, owned
+from asyncparl.protocol.owned import LARGE_BYTES, copy_into, new_memory, owned, to_own
 from tests.protocol.strategies import few, many, peak_memory
 
 SMALL = 10
@@ -25,7 +27,7 @@ SMALL = 10
 def small_fragments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fragments, "FRAGMENT_BYTES", SMALL)
-        patch.setattr(fragments, "WINDOW_BYTES", 3 * SMALL)
+        patch.setattr(pace, "WINDOW_BYTES", 3 * SMALL)
         yield
 
 
@@ -37,7 +39,7 @@ def joined(cutter: Cutter[list[bytes]], joiner: Joiner, dice: random.Random) -> 
     arrived, under_way = [], deque[tuple[Fragment, list[bytes]]]()
     while cutter.is_ready or under_way:
         if cutter.is_ready and (not under_way or dice.random() < 0.5):
-            _, fragment, parts = cutter.take(lambda transfer: transfer.key)
+            _, fragment, parts = cutter.take(lambda transfer: transfer.key, 0.0)
             assert 0 < sum(map(len, parts)) <= SMALL
             under_way.append((fragment, [bytes(part) for part in parts]))
             assert sum(len(part) for _, parts in under_way for part in parts) < 4 * SMALL
@@ -46,8 +48,9 @@ def joined(cutter: Cutter[list[bytes]], joiner: Joiner, dice: random.Random) -> 
             whole = joiner.take(fragment, [memoryview(part) for part in copies])
             if whole is not None:
                 arrived.append(bytes(whole))
-            if num_bytes := joiner.take_acknowledgement():
-                cutter.acknowledged(num_bytes)
+            if fragment.asks:
+                num_bytes = joiner.take_acknowledgement()
+                cutter.acknowledged(num_bytes, 0.0)
     return arrived
 
 
@@ -75,10 +78,10 @@ def test_no_more_is_on_its_way_than_the_window_allows() -> None:
     cutter.add([b"x" * 1000])
     taken = 0
     while cutter.is_ready:
-        cutter.take(lambda transfer: transfer.key)
+        cutter.take(lambda transfer: transfer.key, 0.0)
         taken += 1
     assert taken == 3
-    cutter.acknowledged(SMALL)
+    cutter.acknowledged(SMALL, 0.0)
     assert cutter.is_ready
 
 
@@ -86,19 +89,19 @@ def test_no_more_is_on_its_way_than_the_window_allows() -> None:
 def test_what_was_not_on_its_way_cannot_be_taken(num_bytes: int) -> None:
     cutter = Cutter[list[bytes]]()
     cutter.add([b"x" * 1000])
-    cutter.take(lambda transfer: transfer.key)
+    cutter.take(lambda transfer: transfer.key, 0.0)
     with pytest.raises(ProtocolError, match="on their way"):
-        cutter.acknowledged(num_bytes)
+        cutter.acknowledged(num_bytes, 0.0)
 
 
 def test_who_is_dropped_before_his_turn_is_unknown_to_the_receiver() -> None:
     cutter = Cutter[list[bytes]]()
     transfers = [cutter.add([b"x" * 1000]) for _ in range(MAX_TRANSFERS + 2)]
-    begun = cutter.take(lambda transfer: transfer.key)[0]
+    begun = cutter.take(lambda transfer: transfer.key, 0.0)[0]
     assert [cutter.drop(transfer) for transfer in transfers] == [transfer is begun for transfer in transfers]
     assert not cutter.is_ready
     assert not cutter.is_idle, "what was sent is not taken yet"
-    cutter.acknowledged(SMALL)
+    cutter.acknowledged(SMALL, 0.0)
     assert cutter.is_idle
 
 
@@ -182,6 +185,55 @@ def test_what_was_dropped_is_free() -> None:
     assert peak_memory(announce_and_drop) < 4 << 20
 
 
+# --- what is read to its place ------------------------------------------------------------------------------------
+
+HEADS = st.sampled_from([40, 64])
+
+
+@many
+@given(st.binary(min_size=1, max_size=400), st.lists(st.tuples(st.booleans(), st.integers(1, 90), HEADS), min_size=1))
+def test_parts_that_are_read_to_their_place_are_joined_with_those_that_are_not(
+    frame: bytes, cuts: list[tuple[bool, int, int]]
+) -> None:
+    joiner, at, whole = Joiner(None), 0, None
+    for turn in range(len(frame)):
+        in_place, size, head = cuts[turn % len(cuts)]
+        part = frame[at : at + size]
+        fragment = Fragment(1, at, len(frame))
+        message = b"h" * head + part + b"p" * (-len(part) % 64)
+        place = joiner.place(fragment, head, len(part), len(message)) if in_place else None
+        assert (place is None) == (at == 0 or not in_place)
+        arrived = memoryview(bytearray(len(message))) if place is None else place
+        assert len(arrived) == len(message)
+        arrived[:] = message
+        whole = joiner.take(fragment, [arrived[head : head + len(part)]])
+        at += len(part)
+        if whole is not None:
+            break
+    assert whole is not None
+    assert bytes(whole) == frame
+
+
+@pytest.mark.parametrize(
+    ("fragment", "head_bytes", "num_bytes", "padding"),
+    [
+        (Fragment(2, 10, 100), 64, 10, 0),
+        (Fragment(1, 9, 100), 64, 10, 0),
+        (Fragment(1, 11, 100), 64, 10, 0),
+        (Fragment(1, 10, 101), 64, 10, 0),
+        (Fragment(1, 10, 100), 65, 10, 0),
+        (Fragment(1, 10, 100), 64, 91, 0),
+        (Fragment(1, 10, 100), 64, 10, 64),
+    ],
+)
+def test_only_what_comes_next_and_fits_is_read_to_its_place(
+    fragment: Fragment, head_bytes: int, num_bytes: int, padding: int
+) -> None:
+    joiner = begun(Joiner(None))
+    assert joiner.place(fragment, head_bytes, num_bytes, head_bytes + num_bytes + padding) is None
+    assert joiner.place(Fragment(1, 10, 100), 64, 90, 64 + 90 + 38) is not None
+
+
 fuzzed = st.builds(
     lambda number, at, size, data: (Fragment(number, at, size), data),
     st.integers(-1, 4),
@@ -225,3 +277,43 @@ def test_a_copy_in_pieces_is_the_same_and_stays_so(num_bytes: int) -> None:
 @given(st.binary(min_size=1, max_size=50))
 def test_bytes_that_nobody_may_change_can_be_copied_too(data: bytes) -> None:
     assert b"".join(owned(data).pieces) == data
+
+
+@many
+@given(st.binary(min_size=1, max_size=100), st.lists(st.integers(0, 30), max_size=60), st.integers(1, 20))
+def test_what_is_sent_while_it_is_copied_is_as_it_was(data: bytes, script: list[int], piece_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "PIECE_BYTES", piece_bytes)
+        users = bytearray(data)
+        buffer = to_own(users)
+        sent = b""
+        for size in script:
+            if size and not buffer.is_over:
+                sent += buffer.take(size)
+            elif not size:
+                buffer.own_piece(nullcontext())
+        while buffer.own_piece(nullcontext()):
+            pass
+        assert not buffer.is_foreign
+        users[:] = bytes(len(users))
+        while not buffer.is_over:
+            sent += buffer.take(7)
+        assert sent == data
+
+
+def test_what_is_taken_while_a_piece_is_being_copied_is_not_sent_twice() -> None:
+    class TakesMeanwhile:
+        """A lock that somebody else had before, each time."""
+
+        def __enter__(self) -> None:
+            sent.append(bytes(buffer.take(3)))
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    sent = list[bytes]()
+    buffer = to_own(b"0123456789")
+    assert buffer.own_piece(TakesMeanwhile())
+    assert sent == [b"012", b"345"]
+    assert not buffer.is_foreign
+    assert bytes(buffer.take(10)) == b"6789"

@@ -63,7 +63,7 @@ def test_a_peer_of_another_version_is_refused_by_name_and_stays_outside() -> Non
     core = LinkCore(name="left")
     call(core)
     taken(core)
-    with pytest.raises(ProtocolError, match=r"^right speaks protocol version 99, this side 2: install the same"):
+    with pytest.raises(ProtocolError, match=r"^right speaks protocol version 99, this side 3: install the same"):
         core.receive(frame_of(Hello(99, 1, "right", 0)))
     assert core.state is LinkState.OPENING
     assert not core.has_outgoing

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from asyncparl.errors import CallFate, ProtocolError
-from asyncparl.protocol import fragments
+from asyncparl.protocol import fragments, pace
 from asyncparl.protocol.frames import decode_frames
 from asyncparl.protocol.link import (
     AnswerArrived,
@@ -45,7 +45,7 @@ FRAGMENT = 100
 @pytest.fixture(autouse=True)
 def small_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments, "FRAGMENT_BYTES", FRAGMENT)
-    monkeypatch.setattr(fragments, "WINDOW_BYTES", 2 * FRAGMENT)
+    monkeypatch.setattr(pace, "WINDOW_BYTES", 2 * FRAGMENT)
 
 
 def large(fill: bytes = b"x", num_bytes: int = 1000) -> Encoded:

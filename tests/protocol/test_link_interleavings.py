@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asyncparl.protocol import fragments
+from asyncparl.protocol import fragments, pace
 from tests.protocol.world import FRAGMENT_BYTES, WINDOW_BYTES, World
 
 STEPS = list(World((1, 1)).steps)
@@ -26,7 +26,9 @@ def script_of(steps: list[str]) -> st.SearchStrategy[list[tuple[str, int, int]]]
 def small_fragments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fragments, "FRAGMENT_BYTES", FRAGMENT_BYTES)
-        patch.setattr(fragments, "WINDOW_BYTES", WINDOW_BYTES)
+        patch.setattr(pace, "WINDOW_BYTES", WINDOW_BYTES)
+        patch.setattr(pace, "MAX_WINDOW_BYTES", 2 * WINDOW_BYTES)
+        patch.setattr(pace, "MAX_BURST_BYTES", 4 * WINDOW_BYTES)
         yield
 
 

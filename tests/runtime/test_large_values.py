@@ -15,6 +15,7 @@ import trio
 
 import asyncparl
 from asyncparl.runtime import node_link, ways
+from asyncparl.runtime.lending import _STAYS_BYTES
 
 LIMIT_S = 60.0
 LARGE = 48 << 20
@@ -51,6 +52,21 @@ class Store:
     def patterns(self, num: int, num_bytes: int) -> Iterator[Any]:
         for number in range(num):
             yield number, pattern(num_bytes, number) if number % 3 else None
+
+    async def echo(self, value: Any) -> Any:
+        return value
+
+    async def kept(self) -> Any:
+        return self.keep
+
+    def kept_by_a_thread(self) -> Any:
+        return self.keep
+
+    async def clear(self) -> None:
+        self.keep[:] = 0
+
+    def clear_by_a_thread(self) -> None:
+        self.keep[:] = 0
 
     def text(self, num: int) -> str:
         return "x" * num
@@ -124,6 +140,38 @@ async def test_so_does_everything_that_goes_through_the_socket() -> None:
             assert await actor.text(LARGE) == "x" * LARGE
             async with Store(pattern(LARGE)) as other:
                 assert is_pattern(await other.keep, LARGE)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+async def test_large_bytes_and_texts_arrive_as_what_they_were(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not shares:
+        for module in (node_link, ways):
+            monkeypatch.setattr(module, "SHARED_BYTES", 0)
+    data = bytes(range(256)) * (20 << 12)
+    assert len(data) > _STAYS_BYTES
+    async with asyncparl.connect(preload=["numpy"]):
+        actor = store()
+        with trio.fail_after(LIMIT_S):
+            for value in (
+                [data, {"a": (data[:100_000], "text" * (5 << 20))}],
+                bytearray(data),
+                {"in a pickle": {1, 2}, "data": data},
+                "\u00e4" * (5 << 20),
+            ):
+                assert await actor.echo(value) == value
+
+
+@pytest.mark.usefixtures("no_shared_memory")
+@pytest.mark.parametrize("how", ["", "_by_a_thread"])
+async def test_a_result_that_the_actor_goes_on_changing_arrives_as_it_was_returned(how: str) -> None:
+    async with asyncparl.connect(preload=["numpy"]):
+        with trio.fail_after(LIMIT_S):
+            actor: Any = Store(pattern(LARGE))
+            for _ in range(3):
+                result, cleared = getattr(actor, "kept" + how)(), getattr(actor, "clear" + how)()
+                assert is_pattern(await result, LARGE)
+                await cleared
+                await asyncparl.set_attribute(actor, "keep", pattern(LARGE))
 
 
 @pytest.mark.usefixtures("no_shared_memory")

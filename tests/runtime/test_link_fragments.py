@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from asyncparl.errors import CallFate, MessageTooLarge
-from asyncparl.protocol.fragments import FRAGMENT_BYTES, MAX_TRANSFERS, WINDOW_BYTES
+from asyncparl.protocol.fragments import FRAGMENT_BYTES, MAX_TRANSFERS
 from asyncparl.protocol.frames import encode_frame
 from asyncparl.protocol.link import CallArrived, LinkCore
 from asyncparl.protocol.messages import (
@@ -25,6 +25,7 @@ from asyncparl.protocol.messages import (
     Message,
 )
 from asyncparl.protocol.owned import LARGE_BYTES
+from asyncparl.protocol.pace import WINDOW_BYTES
 from asyncparl.protocol.values import encode_value
 from asyncparl.runtime.call import Call as Made
 from asyncparl.runtime.call import make_call

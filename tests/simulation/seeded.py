@@ -17,6 +17,7 @@ import trio
 
 import asyncparl.ids
 import asyncparl.protocol.fragments
+import asyncparl.protocol.pace
 import asyncparl.runtime.lending
 import asyncparl.runtime.link
 import asyncparl.runtime.master
@@ -24,9 +25,9 @@ import asyncparl.runtime.places
 import asyncparl.runtime.reach
 import asyncparl.runtime.serving
 import asyncparl.runtime.session
+from asyncparl.runtime.current import process_session
 from asyncparl.runtime.link import Link
 from asyncparl.runtime.pending import Pending
-from asyncparl.runtime.session import process_session
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
 from tests.simulation.contents import FRAGMENT_BYTES, LARGE_BYTES, MIN_LENT_BYTES, WINDOW_BYTES
@@ -96,7 +97,9 @@ def seeded(seed: str, report: Callable[[str], None]) -> Iterator[None]:
             (asyncparl.runtime.lending, "LARGE_BYTES", LARGE_BYTES),
             (asyncparl.runtime.link, "LARGE_BYTES", LARGE_BYTES),
             (asyncparl.protocol.fragments, "FRAGMENT_BYTES", FRAGMENT_BYTES),
-            (asyncparl.protocol.fragments, "WINDOW_BYTES", WINDOW_BYTES),
+            (asyncparl.protocol.pace, "WINDOW_BYTES", WINDOW_BYTES),
+            (asyncparl.protocol.pace, "MAX_WINDOW_BYTES", 3 * WINDOW_BYTES),
+            (asyncparl.protocol.pace, "MAX_BURST_BYTES", 4 * WINDOW_BYTES),
             (asyncparl.runtime.master, "os", _Os(lots)),
             (asyncparl.runtime.master, "time", _Time()),
             (asyncparl.runtime.places, "os", _Os(lots)),

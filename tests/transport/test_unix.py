@@ -60,6 +60,30 @@ def test_messages_are_put_together_from_any_pieces(messages: list[bytes], pieces
     assert [bytes(message) for message in inbox.messages] == messages
 
 
+@given(st.lists(st.binary(max_size=200), max_size=12), st.lists(st.integers(1, 50), max_size=60), st.integers(0, 3))
+def test_large_messages_come_to_where_they_are_wanted(messages: list[bytes], pieces: list[int], every: int) -> None:
+    """Only those that begin with an `a`, say."""
+    given_out = list[memoryview]()
+
+    def place(beginning: memoryview, message_bytes: int) -> memoryview | None:
+        if not beginning or beginning[0] % 4 != every:
+            return None
+        given_out.append(memoryview(bytearray(message_bytes)))
+        return given_out[-1]
+
+    stream, buffer, inbox, at = GREETING + framed(*messages), bytearray(64), Inbox(1000), 0
+    inbox.place = place
+    while at < len(stream):
+        space = inbox.space(buffer)
+        num_bytes = min(len(space), len(stream) - at, pieces.pop() if pieces else 30)
+        space[:num_bytes] = stream[at : at + num_bytes]
+        inbox.take_in(buffer, num_bytes)
+        at += num_bytes
+    assert [bytes(message) for message in inbox.messages] == messages
+    placed = [message for message in inbox.messages if any(message.obj is view.obj for view in given_out)]
+    assert len(placed) == len(given_out)
+
+
 @given(st.binary(min_size=8, max_size=64))
 def test_what_does_not_begin_with_the_greeting_is_refused(data: bytes) -> None:
     inbox, buffer = Inbox(1000), bytearray(64)
@@ -125,6 +149,18 @@ async def test_a_message_that_is_larger_than_the_socket_leaves_by_itself() -> No
         assert bytes(await other.receive()) == b"head" + message + b"tail"
         await one.send([b"one more"])
         assert bytes(await other.receive()) == b"one more"
+
+
+async def test_what_nobody_changes_any_more_is_kept_without_a_copy() -> None:
+    message = bytearray(range(256)) * (1 << 15)
+    with trio.fail_after(20), pair() as (one, other):
+        assert not one.is_full
+        one.send_nowait([b"head", message], unchanging=True)
+        assert one.is_full
+        message[-1] = 7  # he does, so that it shows
+        assert bytes(await other.receive()) == b"head" + message
+        await one.wait_sendable()
+        assert not one.is_full
 
 
 async def test_what_was_kept_still_leaves_when_the_channel_is_closed() -> None:
