@@ -135,7 +135,7 @@ def missing(demand: Demand, nodes: Iterable[NodeView]) -> str | None:
     """Why no node could hold an actor even if all were empty, for people; None if one could."""
     need, nodes = need_of(demand), list(nodes)
     if not nodes:
-        return "no node has joined yet"
+        return "there is no node yet that takes actors"
     if any(could_hold(need, node) for node in nodes):
         return None
     matching = [node for node in nodes if _has_labels(need, node)]

@@ -104,10 +104,13 @@ class Roster:
         return any(could_hold(need, node) for node in self.present())
 
     def why_never(self, demand: Demand, now: float) -> str | None:
-        """Why a demand that none of them could hold cannot be met; None while a node may still come that could."""
+        """Why a demand that none of them could hold cannot be met; None while a node may still come that could.
+
+        Where there is no node at all, any may come.
+        """
         need, present = need_of(demand), self.present()
-        if now - self._started_at < RETURN_LIMIT_S:
+        if not present or now - self._started_at < RETURN_LIMIT_S:
             return None
         if any(could_hold(need, node) for node in self._lost.missed(now)):
             return None
-        return missing(demand, present) if present or not self._nodes else "all nodes are about to leave"
+        return missing(demand, present)

@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -28,11 +29,27 @@ def node_folder() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def sweep(folder: Path) -> None:
-    """Remove it if its node was killed: nobody holds its lock. Its zygotes do so when it has gone, or the next node."""
-    with contextlib.suppress(OSError), open(folder / LOCK) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def sweep(folder: Path, within_s: float = 0.0) -> None:
+    """Remove it if its node was killed: nobody holds its lock. Its zygotes do so when it has gone, or the next node.
+
+    Args:
+        within_s: how long to wait until it has gone.
+    """
+    until = time.monotonic() + within_s
+    with contextlib.suppress(OSError):  # it has gone, or is somebody else's
+        while not _sweep_now(folder) and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _sweep_now(folder: Path) -> bool:
+    """Whether its node had gone."""
+    with open(folder / LOCK) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         shutil.rmtree(folder, ignore_errors=True)
+        return True
 
 
 def _new_folder() -> tuple[str, TextIO]:

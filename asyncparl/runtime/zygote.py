@@ -40,6 +40,9 @@ NUM_FORK_FDS = 3
 
 _PR_SET_PDEATHSIG = 1
 
+_NODE_ENDS_WITHIN_S = 2.0
+"""The kernel closes the files of a killed process one after the other: our socket perhaps before the lock."""
+
 
 class ZygoteSetup(msgspec.Struct, frozen=True):
     """What all workers of this zygote have in common. On the command line of the zygote, as JSON."""
@@ -84,6 +87,10 @@ class Kill(msgspec.Struct, tag=True, frozen=True):
     signal: int
 
 
+class Leave(msgspec.Struct, tag=True, frozen=True):
+    """Node to zygote: it is not needed any more. The node lives, and removes its folder itself."""
+
+
 class Forked(msgspec.Struct, tag=True, frozen=True):
     """Zygote to node: the worker exists."""
 
@@ -106,7 +113,7 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
     signal: int | None
 
 
-ToZygote = Fork | Kill
+ToZygote = Fork | Kill | Leave
 FromZygote = Forked | ForkFailed | Exited
 
 encode = msgspec.msgpack.Encoder().encode
@@ -117,6 +124,7 @@ decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
 class _Zygote:
     def __init__(self, setup: ZygoteSetup) -> None:
         self._setup = setup
+        self.was_told_to_leave = False
         go_on_without_parent()
         self._control = socket.socket(fileno=setup.control_fd)
         self._workers: dict[int, str] = {}
@@ -152,6 +160,9 @@ class _Zygote:
         if not packet:
             return False
         message = decode_to_zygote(packet)
+        if isinstance(message, Leave):
+            self.was_told_to_leave = True
+            return False
         if isinstance(message, Fork):
             try:
                 self._start(message, fds)
@@ -307,5 +318,5 @@ def main() -> None:
         # A collection in a worker would write to every page that it shares with us.
         gc.freeze()
     zygote.serve()
-    if setup.folder:
-        sweep(Path(setup.folder))
+    if setup.folder and not zygote.was_told_to_leave:
+        sweep(Path(setup.folder), within_s=_NODE_ENDS_WITHIN_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -94,6 +95,10 @@ class ZygoteClient:
 
     def hang_up(self) -> None:
         """Let it end, as it has no workers. `reap` it."""
+        with contextlib.suppress(
+            OSError
+        ):  # it has died, or does not listen: that our end is closed says nearly the same
+            self._std_socket.send(zygote.encode(zygote.Leave()))
         self._socket.close()
         self.wake()
 

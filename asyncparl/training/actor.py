@@ -110,7 +110,7 @@ class RolloutActor:
         return self._board is not None
 
     def make_board(self, num_bytes: int, num_slots: int) -> BoardAddress | None:
-        """A board for all actors of this host, which lives as long as this one. None: there cannot be one."""
+        """A board for all actors of this host, which lives as long as this process. None: there cannot be one."""
         try:
             self._own_board = BoardMemory(num_bytes, num_slots)
         except OSError:

@@ -94,9 +94,6 @@ class BoardMemory:
             os.close(self._fd)
         self._fd, self._slots = None, []
 
-    def __del__(self) -> None:
-        self.close()
-
 
 class BoardReader:
     """An actor's side."""

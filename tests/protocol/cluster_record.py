@@ -171,9 +171,10 @@ class Record:
         self.nodes.pop(node_id, None)
 
     def is_impossible(self, demand: Demand, now: float) -> bool:
-        able = [node for node in self.nodes.values() if not node.is_draining and holds(node.capacity, demand)]
+        present = [node for node in self.nodes.values() if not node.is_draining]
+        able = [node for node in present if holds(node.capacity, demand)]
         missed = [capacity for capacity, since in self.missed.values() if now - since < 5 and holds(capacity, demand)]
-        return not able and not missed and now - self.started >= 5
+        return bool(present) and not able and not missed and now - self.started >= 5
 
     def grant(self, lease: Lease, now: float) -> None:
         """Check a new lease, and book it."""

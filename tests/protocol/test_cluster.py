@@ -238,7 +238,9 @@ def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has_until_it_leaves()
     cluster = Cluster(info())
     cluster.want("a1")
     cluster.drain_node("n1")
-    assert cluster.want("a2") == "all nodes are about to leave"
+    assert cluster.want("a2") == "waits"
+    assert cluster.actors.why_waiting("a2") == "there is no node yet that takes actors"
+    cluster.actors.withdraw("a2")
     assert cluster.actors.lease_started("n1", "a1")
     assert cluster.wait(2) == []
     assert isinstance(cluster.join_node(info(), 2, [lease("a1")], cluster.now), NodeJoined)
@@ -392,7 +394,7 @@ def test_what_can_never_be_is_refused_at_once(demand: dict[str, Any], reason: st
 def test_a_new_master_waits_five_seconds_for_nodes() -> None:
     cluster = Cluster(now=1.0)
     assert [cluster.want("a1"), cluster.want("a2", cpus=9)] == ["waits", "waits"]
-    assert cluster.actors.why_waiting("a1") == "no node has joined yet"
+    assert cluster.actors.why_waiting("a1") == "there is no node yet that takes actors"
     cluster.join_node(info(), 1, [], 2.0)
     assert cluster.granted() == ["a1 on n1"]
     assert cluster.wait(3) == []
@@ -400,6 +402,17 @@ def test_a_new_master_waits_five_seconds_for_nodes() -> None:
     assert cluster.want("a3", cpus=9) == "waits"
     assert cluster.wait(1) == [DemandRefused("a2", reason), DemandRefused("a3", reason)]
     assert cluster.want("a4", cpus=9) == reason
+
+
+def test_where_there_is_no_node_everything_waits_for_the_first_one() -> None:
+    cluster = Cluster(info("n1", 4))
+    cluster.leave_node("n1")
+    assert cluster.wait(100) == []
+    assert [cluster.want("a1", cpus=8), cluster.want("a2")] == ["waits", "waits"]
+    assert cluster.wait(1000) == []
+    cluster.join_node(info("n2", 4), 1, [], cluster.now)
+    assert cluster.granted() == ["a2 on n2"]
+    assert cluster.wait(1) == [DemandRefused("a1", "needs 8 CPUs; the node with the most has 4 (name of n2)")]
 
 
 def test_demands_wait_five_seconds_for_a_node_that_was_lost() -> None:

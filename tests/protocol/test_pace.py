@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncparl.protocol.pace import MAX_BURST_BYTES, MAX_WINDOW_BYTES, QUEUE_S, WINDOW_BYTES, Pace
+from asyncparl.protocol.pace import BURST_S, MAX_BURST_BYTES, MAX_WINDOW_BYTES, QUEUE_S, WINDOW_BYTES, Pace
 from tests.protocol.strategies import many
 
 FRAGMENT = WINDOW_BYTES // 4
@@ -76,7 +76,7 @@ def sent_at_once(pace: Pace, now: float) -> int:
 
 
 def test_after_a_rest_a_line_that_was_fast_gets_more_at_once() -> None:
-    for took_s, most in ((0.001, MAX_BURST_BYTES), (0.004, 2 * WINDOW_BYTES), (0.1, WINDOW_BYTES)):
+    for took_s, most in ((BURST_S / 8, MAX_BURST_BYTES), (BURST_S / 2, 2 * WINDOW_BYTES), (0.1, WINDOW_BYTES)):
         pace = Pace()
         assert sent_at_once(pace, 1.0) == WINDOW_BYTES
         pace.taken(WINDOW_BYTES, 1.0 + took_s)

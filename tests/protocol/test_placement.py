@@ -140,7 +140,7 @@ CPU, GPU = node("cpu-1", 64, memory=16 * GIB), node("gpu-1", 8, 2, memory=4 * GI
 @pytest.mark.parametrize(
     ("demand", "nodes", "text"),
     [
-        (Demand(), [], "no node has joined yet"),
+        (Demand(), [], "there is no node yet that takes actors"),
         (Demand(64), [CPU, GPU], None),
         (Demand(64, gpus=0.0), [node("full", 64, used=64)], None),
         (Demand(64), [node("away", 64, is_ready=False)], None),
@@ -207,7 +207,7 @@ def test_what_is_missing(demand: Demand, nodes: list[NodeView], text: str | None
             "needs 4 CPUs and 1 GPU on one node: 8 of 16 CPUs and 1 of 2 GPUs are in use on 2 nodes",
         ),
         (Demand(8, gpus=4), [CPU, GPU], "needs 4 GPUs; the node with the most has 2 (gpu-1)"),
-        (Demand(), [], "no node has joined yet"),
+        (Demand(), [], "there is no node yet that takes actors"),
         (Demand(), [node("a", is_ready=False)], "only a could hold it, and is not connected now"),
         (Demand(), [node("a")], "needs 1 CPU: what is free is kept for others that have waited longer"),
     ],

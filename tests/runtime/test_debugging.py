@@ -21,6 +21,7 @@ import trio
 import asyncparl
 from asyncparl import blocking
 from asyncparl.runtime.dump import MAX_LINES, describe_process
+from asyncparl.runtime.session import program_name
 from tests.runtime.limited import Hanging, Slow
 
 LIMIT_S = 10.0
@@ -73,7 +74,7 @@ async def test_a_program_says_where_its_tasks_wait_and_which_calls_have_no_answe
             nursery.start_soon(wait_for_slow, slow)
         await trio.sleep(0.3)
         os.kill(os.getpid(), signal.SIGUSR1)
-        text = await said.by(os.path.basename(sys.argv[0]))
+        text = await said.by(program_name())
         nursery.cancel_scope.cancel()
     assert "  Slow#1.nap for 0." in text
     assert "  Slow#1.sleep for 0." in text and ", for which nobody waits now" in text

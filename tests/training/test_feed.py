@@ -11,26 +11,29 @@ import trio
 import trio.testing
 
 import asyncparl
-from asyncparl.training.exchange import NewestWeights, WeightSender
+from asyncparl.training.exchange import Delivery, NewestWeights, WeightSender
 from asyncparl.training.policy_delay import PolicyDelays
 from asyncparl.training.sampler import RolloutRecord
+from asyncparl.training.weight_boards import WeightBoards
 
 
 class FakeCall:
     """A call that ends when the test says so."""
 
-    def __init__(self) -> None:
-        self.is_done = False
+    def __init__(self, result: str | None) -> None:
+        self._result = result
+        self._ended = trio.Event()
         self.error: Exception | None = None
-        self.takes_s = 0.0
 
-    def done(self) -> bool:
-        return self.is_done
+    def end(self, error: Exception | None = None) -> None:
+        self.error = error
+        self._ended.set()
 
     def __await__(self) -> Any:
-        yield from trio.sleep(self.takes_s).__await__()  # noqa: ASYNC105 - which it is, in this way
+        yield from self._ended.wait().__await__()
         if self.error is not None:
             raise self.error
+        return self._result
 
 
 class FakeActor:
@@ -43,95 +46,119 @@ class FakeActor:
     def set_weights(self, version: int, packed: Any) -> FakeCall:
         assert packed[0] == version
         self.versions.append(version)
-        self.calls.append(FakeCall())
+        self.calls.append(FakeCall("a host"))
         return self.calls[-1]
+
+    def make_board(self, num_bytes: int, num_slots: int) -> FakeCall:
+        call = FakeCall(None)  # this host has no memory for it: weights are sent
+        call.end()
+        return call
 
 
 PLAYED = RolloutRecord(0, 1, (), 0.0, 0.0)
 
 
-def _sender() -> tuple[WeightSender, NewestWeights, FakeActor]:
-    newest, actor = NewestWeights(0, np.zeros(1, np.uint8)), FakeActor()
-    sender = WeightSender(
-        cast("asyncparl.Proxy", actor), newest, start_soon=lambda *_: None, delays=PolicyDelays(lambda _: None)
-    )
-    return sender, newest, actor
+class Sending:
+    """A sender at work, and its actor."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.newest = NewestWeights(0, np.zeros(1, np.uint8))
+        self.actor = FakeActor()
+        self.noted: list[float] = []
+        proxy = cast("asyncparl.Proxy", self.actor)
+        self._first = Delivery(proxy, self.newest)
+        self._sender = WeightSender(proxy, self.newest, WeightBoards(1, 2), PolicyDelays(self.noted.append))
+
+    async def begin(self) -> None:
+        await self._first.start()
+        self._nursery.start_soon(self._sender.run, self._first)
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def publish(self, version: int) -> None:
+        self.newest.version, self.newest.packed = version, np.array([version], np.uint8)
+        self.newest.published_at = trio.current_time()
+        self._sender.published()
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def play(self, record: RolloutRecord = PLAYED) -> None:
+        """A rollout of the actor was taken."""
+        self._sender.rollout_taken(record)
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def arrive(self, error: Exception | None = None) -> None:
+        """What was sent last is there, or could not be taken."""
+        self.actor.calls[-1].end(error)
+        await trio.testing.wait_all_tasks_blocked()
 
 
-def _publish(sender: WeightSender, newest: NewestWeights, version: int) -> None:
-    newest.version, newest.packed = version, np.array([version], np.uint8)
-    sender.offer()
+@pytest.fixture
+async def sending(nursery: trio.Nursery) -> Sending:
+    sending = Sending(nursery)
+    await sending.begin()
+    return sending
 
 
-async def test_a_new_actor_gets_weights_before_it_plays() -> None:
-    _, _, actor = _sender()
-    assert actor.versions == [0]
+async def test_a_new_actor_gets_weights_before_it_plays(sending: Sending) -> None:
+    assert sending.actor.versions == [0]
 
 
-async def test_weights_that_an_actor_has_are_not_sent_again() -> None:
-    sender, _, actor = _sender()
-    actor.calls[0].is_done = True
-    await sender.rollout_taken(PLAYED)
-    await sender.rollout_taken(PLAYED)
-    assert actor.versions == [0]
+async def test_weights_that_an_actor_has_are_not_sent_again(sending: Sending) -> None:
+    await sending.arrive()
+    await sending.play()
+    await sending.play()
+    assert sending.actor.versions == [0]
 
 
-async def test_an_actor_that_played_gets_the_newest_weights_at_once() -> None:
-    sender, newest, actor = _sender()
-    actor.calls[0].is_done = True
-    _publish(sender, newest, 1)
-    _publish(sender, newest, 2)
-    assert actor.versions == [0]
-    await sender.rollout_taken(PLAYED)
-    assert actor.versions == [0, 2]
+async def test_an_actor_that_played_gets_the_newest_weights_at_once(sending: Sending) -> None:
+    await sending.arrive()
+    await sending.publish(1)
+    await sending.publish(2)
+    assert sending.actor.versions == [0]
+    await sending.play()
+    assert sending.actor.versions == [0, 2]
 
 
-async def test_an_actor_with_the_newest_weights_gets_the_next_ones_when_they_come() -> None:
-    sender, newest, actor = _sender()
-    actor.calls[0].is_done = True
-    await sender.rollout_taken(PLAYED)
-    _publish(sender, newest, 1)
-    _publish(sender, newest, 2)  # it has not played since
-    assert actor.versions == [0, 1]
+async def test_an_actor_with_the_newest_weights_gets_the_next_ones_when_they_come(sending: Sending) -> None:
+    await sending.arrive()
+    await sending.play()
+    await sending.publish(1)
+    await sending.arrive()
+    await sending.publish(2)  # it has not played since
+    assert sending.actor.versions == [0, 1]
 
 
-async def test_nothing_is_sent_while_weights_are_on_their_way() -> None:
-    sender, newest, actor = _sender()
-    _publish(sender, newest, 1)
-    await sender.rollout_taken(PLAYED)
-    await sender.rollout_taken(PLAYED)
-    assert actor.versions == [0]
-    actor.calls[0].is_done = True
-    _publish(sender, newest, 2)
-    assert actor.versions == [0, 2]
+async def test_nothing_is_sent_while_weights_are_on_their_way(sending: Sending) -> None:
+    await sending.publish(1)
+    await sending.play()
+    await sending.play()
+    assert sending.actor.versions == [0]
+    await sending.publish(2)
+    await sending.arrive()
+    assert sending.actor.versions == [0, 2]
 
 
-async def test_weights_that_an_actor_could_not_take_are_an_error() -> None:
-    sender, _, actor = _sender()
-    actor.calls[0].is_done, actor.calls[0].error = True, ValueError("another model")
+async def test_weights_that_an_actor_could_not_take_are_an_error(sending: Sending) -> None:
+    await sending.arrive(ValueError("another model"))
     with pytest.raises(ValueError, match="another model"):
-        await sender.rollout_taken(PLAYED)
+        await sending.play()
 
 
 @pytest.mark.parametrize("error", [None, ValueError("another model")])
 async def test_the_delay_of_weights_ends_with_the_first_step_that_is_played_with_them(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, error: Exception | None
+    autojump_clock: trio.testing.MockClock, sending: Sending, error: Exception | None
 ) -> None:
-    noted: list[float] = []
-    newest, actor = NewestWeights(0, np.zeros(1, np.uint8)), FakeActor()
-    delays = PolicyDelays(noted.append)
-    sender = WeightSender(cast("asyncparl.Proxy", actor), newest, start_soon=nursery.start_soon, delays=delays)
-    actor.calls[0].is_done = True
-    await sender.rollout_taken(replace(PLAYED, since_weights_s=50.0))  # with the first ones
-    newest.published_at = trio.current_time()
-    _publish(sender, newest, 1)
-    actor.calls[1].is_done, actor.calls[1].takes_s, actor.calls[1].error = True, 3.0, error
-    await trio.sleep(7)
+    await sending.arrive()
+    await sending.play(replace(PLAYED, since_weights_s=50.0))  # with the first ones
+    await sending.publish(1)
+    await trio.sleep(3)
+    await sending.arrive(error)
+    await trio.sleep(4)
     if error is None:
-        await sender.rollout_taken(replace(PLAYED, weights_version=1, since_weights_s=0.5))
-        await sender.rollout_taken(replace(PLAYED, weights_version=1))
-        assert noted == [3.5]
+        await sending.play(replace(PLAYED, weights_version=1, since_weights_s=0.5))
+        await sending.play(replace(PLAYED, weights_version=1))
+        assert sending.noted == [3.5]
     else:
         with pytest.raises(ValueError, match="another model"):
-            await sender.rollout_taken(PLAYED)
-        assert noted == []
+            await sending.play()
+        assert sending.noted == []
