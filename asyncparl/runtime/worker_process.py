@@ -102,11 +102,20 @@ class Worker:
             except OSError:
                 return ""
             else:
-                if packet.startswith(CANNOT_START):
-                    self.failure = self.failure or f"it cannot start: {packet[len(CANNOT_START) :].decode()}"
-                    return ""
-                self.is_listening = bool(packet)
-                return packet.decode()
+                return self._heard_first(packet)
+
+    def hear_last_word(self) -> None:
+        """It has ended: if it has said that it cannot start, and nobody has read that yet, that is why."""
+        if not self.is_listening:
+            with contextlib.suppress(OSError):
+                self._heard_first(self.control.recv(zygote.MAX_PACKET_BYTES))
+
+    def _heard_first(self, packet: bytes) -> str:
+        if packet.startswith(CANNOT_START):
+            self.failure = self.failure or f"it cannot start: {packet[len(CANNOT_START) :].decode()}"
+            return ""
+        self.is_listening = bool(packet)
+        return packet.decode()
 
     def why_starting(self) -> str:
         """What keeps it from listening, for people; empty if that takes no longer than it may."""

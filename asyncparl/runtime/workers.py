@@ -224,6 +224,7 @@ class WorkerPool:
             await worker.exited.wait()
             nursery.cancel_scope.deadline = trio.current_time() + _SETTLE_S
         del self._workers[worker.spec.actor_id]
+        worker.hear_last_word()
         worker.close()
         worker.on_exit(worker.report())
         worker.reported.set()
