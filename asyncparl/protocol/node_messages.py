@@ -56,7 +56,7 @@ class PutCode(msgspec.Struct, tag=True, frozen=True):
 
 
 class StartActor(msgspec.Struct, tag=True, frozen=True):
-    """Start a worker process for an actor. Answered with `ActorStarted`, or raised."""
+    """Start a worker process for an actor. Answered with `ActorStarted` or `PlaceTaken`, or raised."""
 
     actor_id: str
     name: str
@@ -128,6 +128,10 @@ class ActorStarted(msgspec.Struct, tag=True, frozen=True):
     pid: int
 
 
+class PlaceTaken(msgspec.Struct, tag=True, frozen=True):
+    """Others have what the lease names, so nothing was started: two masters, one after the other, gave it away."""
+
+
 class Following(msgspec.Struct, tag=True, frozen=True):
     """You will hear of this process of the actor, the one after `num_restarts` others."""
 
@@ -193,4 +197,4 @@ class LogLines(msgspec.Struct, tag=True, frozen=True):
 
 
 NodeEvent = ActorOutput | ActorExited | NodeAlive
-NodeAnswer = JobOpened | ActorStarted | Following | LogList | LogLines | NodeFigures | Explanation | NodeEvent
+NodeAnswer = JobOpened | ActorStarted | PlaceTaken | Following | LogList | LogLines | NodeFigures | Explanation | NodeEvent

@@ -1,7 +1,8 @@
 """Which node gets an actor, and in words why none does. Pure functions of a demand and of what the nodes have.
 
-`NodeView` keeps the books of one node in whole numbers. A node may be over-booked: after a restart the master learns
-of leases that it did not give. Then less than nothing is free, and only who asks for nothing fits.
+`NodeView` keeps the books of one node in whole numbers. Those of the master may be over-booked: after a restart it
+learns of leases that it did not give. Then less than nothing is free, and only who asks for nothing fits. Those of the
+node itself never are.
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ class NodeView:
         self.total_cpus = self.free_cpus = thousandths(self.capacity.cpus)
         self.free_memory = self.capacity.memory_bytes
         self.free_gpus = [ONE] * self.capacity.num_gpus
+
+    def has_room_for(self, lease: Lease) -> bool:
+        """Whether nobody has what the lease names."""
+        need = need_of(lease.demand)
+        return (
+            (not need.cpus or need.cpus <= self.free_cpus)
+            and (not need.memory_bytes or need.memory_bytes <= self.free_memory)
+            and all(self.free_gpus[gpu_id] >= need.gpu_share for gpu_id in lease.gpu_ids)
+        )
 
     def take(self, lease: Lease) -> None:
         """Book a lease of this node."""

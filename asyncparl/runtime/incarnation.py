@@ -127,14 +127,16 @@ class Incarnation:
 
     async def _run(self) -> str:
         """Until the link is lost; why."""
-        placed = await self._place()
-        if placed is None:
-            self._reported.set()  # there is no process that could end
-            return self._reason or ("" if self.refusal is None else explain(self.refusal))
-        self.node, lease = placed
+        started = None
         try:
-            request = StartActor(self._actor_id, self.request.name, lease)
-            started = await self._session.places.start_process(self.node, request)
+            while started is None:
+                placed = await self._place()
+                if placed is None:
+                    self._reported.set()  # there is no process that could end
+                    return self._reason or ("" if self.refusal is None else explain(self.refusal))
+                self.node, lease = placed
+                request = StartActor(self._actor_id, self.request.name, lease)
+                started = await self._session.places.start_process(self.node, request)
             self.pid = started.pid
             if self._is_doomed:
                 return self._reason  # the request to stop it may have come before that to start it
@@ -152,7 +154,9 @@ class Incarnation:
 
     async def _place(self) -> tuple[NodeLink, SignedLease] | None:
         placed = None
-        with self._placing:
+        with trio.CancelScope() as self._placing:
+            if self._is_doomed:
+                self._placing.cancel()
             try:
                 placed = await self._session.places.find(self.request)
             except Exception as error:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from asyncparl.errors import AuthenticationError, ProtocolError, ResourceError
 from asyncparl.machine import explain
 from asyncparl.protocol.master_messages import LeaseEnded, LeaseStarted
-from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, Following, StartActor
+from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, Following, PlaceTaken, StartActor
 from asyncparl.protocol.parties import id_fault
+from asyncparl.protocol.placement import NodeView
 from asyncparl.protocol.resources import Lease
 from asyncparl.protocol.tickets import ActorPass, issue_pass, read_lease
 from asyncparl.runtime.connected_driver import ConnectedDriver
@@ -32,6 +33,7 @@ class NodeActors:
         self._master = master
         self._log = log
         self._leases: dict[str, Lease] = {}
+        self._books = NodeView(config.info.node_id, config.info.name, config.info.capacity)
         self._followers: dict[str, set[ConnectedDriver]] = {}
         """Who wants to hear how an actor ends, beside its owner."""
         self.lookout = NodeLookout(workers, self._leases, config.gpus, log)
@@ -50,8 +52,8 @@ class NodeActors:
         """Of those that run, or are being started."""
         return list(self._leases.values())
 
-    async def start(self, driver: ConnectedDriver, request: StartActor) -> ActorStarted:
-        """Start a worker process; returns when it listens.
+    async def start(self, driver: ConnectedDriver, request: StartActor) -> ActorStarted | PlaceTaken:
+        """Start a worker process; returns when it listens, or at once if there is no room for it.
 
         Raises:
             AuthenticationError: the lease is not the master's, or for something else.
@@ -69,6 +71,9 @@ class NodeActors:
             raise ResourceError(f"{self._config.info.name} is shutting down")
         if lease.actor_id in self._leases:
             raise ResourceError(f"{request.name} has been started already")
+        if not self._books.has_room_for(lease):
+            self._log.warning("place taken", actor=request.name, id=lease.actor_id)
+            return PlaceTaken()
         self._enter(lease, request.name)
         driver.actor_started(lease.actor_id)
         try:
@@ -138,10 +143,12 @@ class NodeActors:
         self._log.info("actor starts", actor=name, id=lease.actor_id, restarts=lease.title.num_restarts)
         self.lookout.begins(lease.actor_id)
         self._leases[lease.actor_id] = lease
+        self._books.take(lease)
         self._master.tell(LeaseStarted(lease))
 
     def _forget(self, actor_id: str) -> None:
         if (lease := self._leases.pop(actor_id, None)) is not None:
+            self._books.give_back(lease)
             self._master.tell(LeaseEnded(actor_id, lease.title.num_restarts))
         if self._config.logs is not None:
             self._config.logs.end(actor_id)

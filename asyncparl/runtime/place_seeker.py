@@ -11,7 +11,7 @@ import trio
 
 from asyncparl.errors import AsyncparlError, ResourceError
 from asyncparl.protocol.master_messages import AskPlace, ExplainWait, NodeTicket, Placed, WithdrawActor
-from asyncparl.protocol.node_messages import ActorStarted, StartActor
+from asyncparl.protocol.node_messages import ActorStarted, PlaceTaken, StartActor
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.master_link import MasterLink
 from asyncparl.runtime.node_link import NodeLink
@@ -63,11 +63,18 @@ class PlaceSeeker:
                 return node, placed.lease
             # Sending the code took long; make sure that the place is still ours.
 
-    async def start_process(self, node: NodeLink, request: StartActor) -> ActorStarted:
-        """Have a node start the process of an actor. Raises as `NodeLink.request`."""
-        started = await self._ask_and_explain(request, node.request)
-        assert isinstance(started, ActorStarted)
-        return started
+    async def start_process(self, node: NodeLink, request: StartActor) -> ActorStarted | None:
+        """Have a node start the process of an actor; None if others took its place, so that it needs another one.
+
+        Raises as `NodeLink.request`.
+        """
+        answer = await self._ask_and_explain(request, node.request)
+        if isinstance(answer, PlaceTaken):
+            await self.give_back(request.actor_id)
+            await trio.sleep(_ASK_AGAIN_S)  # the master may be about to hear of those others
+            return None
+        assert isinstance(answer, ActorStarted)
+        return answer
 
     async def give_back(self, actor_id: str) -> None:
         """Of an actor that may ask once more: what it was given and never took."""

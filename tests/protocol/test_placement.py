@@ -221,3 +221,26 @@ def test_memory_in_use_is_told() -> None:
     view.take(Lease("x", "", "d", "a", Demand(0, memory_bytes=3 * GIB), [], 0.0))
     text = "needs 2 GiB of memory: 3 GiB of 4 GiB are in use on 1 node"
     assert waiting_reason(Demand(memory_bytes=2 * GIB), [view]) == text
+
+
+@pytest.mark.parametrize(
+    ("demand", "gpu_ids", "expected"),
+    [
+        (Demand(cpus=2), [], True),
+        (Demand(cpus=2.001), [], False),
+        (Demand(cpus=0, memory_bytes=GIB), [], True),
+        (Demand(cpus=0, memory_bytes=GIB + 1), [], False),
+        (Demand(cpus=0, gpus=0.5), [1], True),
+        (Demand(cpus=0, gpus=0.5), [0], False),
+        (Demand(cpus=0, gpus=1), [2], True),
+        (Demand(cpus=0, gpus=2), [1, 2], False),
+    ],
+)
+def test_room_for_a_lease_is_room_for_all_that_it_names(demand: Demand, gpu_ids: list[int], expected: bool) -> None:
+    view = node("a", 3, [0.4, 0.5, 1], used=1, memory=GIB)
+    lease = Lease("id", "name", "driver", "a", demand, gpu_ids, min(demand.gpus, 1.0))
+    assert view.has_room_for(lease) is expected
+
+
+def test_who_asks_for_nothing_has_room_where_there_is_none() -> None:
+    assert node("a", 1, used=2).has_room_for(Lease("id", "name", "driver", "a", Demand(cpus=0), [], 0.0))

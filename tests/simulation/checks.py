@@ -48,6 +48,7 @@ def unsettled(calls: Iterable[Made]) -> list[Made]:
 def after_step(world: World, users: Users) -> None:
     """Cheap, and always true."""
     _queues_are_bounded(world)
+    _no_node_is_over_booked(world)
     _orphans_end(world)
     _deaths_are_told(world, users)
     _limits_hold(world, users)
@@ -144,6 +145,14 @@ def _queues_are_bounded(world: World) -> None:
                 world.bug(f"{driver.events.num_waiting} events wait for a program")
 
 
+def _no_node_is_over_booked(world: World) -> None:
+    """Whatever two masters have given away: what is there is used once."""
+    for here in world.living_nodes():
+        used = sum(lease.demand.cpus for lease in here.node._actors.leases())
+        if used > world.settings.cpus + 1e-6:
+            world.bug(f"{here.process} has {world.settings.cpus} CPUs, and {used} are used")
+
+
 def _orphans_end(world: World) -> None:
     """No actor outlives its owner, unless it is detached."""
     for worker in world.living_workers():
@@ -226,8 +235,6 @@ def _books_are_right(world: World) -> None:
             world.bug(f"{here.process} is {None if node is None else node.state} for the master")
         elif abs(node.used_cpus - used) > 1e-6:
             world.bug(f"{here.process} uses {used} CPUs, the master believes {node.used_cpus}")
-        elif used > world.settings.cpus + 1e-6:
-            world.bug(f"{here.process} has {world.settings.cpus} CPUs, and {used} are used")
     if len(view.nodes) != len(world.living_nodes()):
         world.bug(f"the master knows {len(view.nodes)} nodes, there are {len(world.living_nodes())}")
 

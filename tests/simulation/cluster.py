@@ -22,8 +22,16 @@ from asyncparl.errors import AsyncparlError
 from asyncparl.ids import new_actor_id, new_driver_id, new_node_id
 from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.protocol.figures import WorkerFigures
-from asyncparl.protocol.master_messages import AskPlace, DescribeCluster, JoinDriver, LeaveDriver, NodeTicket
-from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, StartActor, StopActor
+from asyncparl.protocol.master_messages import (
+    AskPlace,
+    DescribeCluster,
+    JoinDriver,
+    LeaveDriver,
+    NodeTicket,
+    Placed,
+    WithdrawActor,
+)
+from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ActorStarted, PlaceTaken, StartActor, StopActor
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, Demand
 from asyncparl.protocol.tickets import ticket_key_id
@@ -229,15 +237,22 @@ class SimulatedDriver:
         """Wait for a place, and start an actor there; what goes wrong is in `failed`."""
         actor_id = new_actor_id()
         try:
-            placed = await self.master.request(AskPlace(actor_id, "actor", demand))
-            node_id = placed.ticket.node.node_id
-            node = self._node(placed.ticket)
-            await node.wait_ready()
-            self.running[actor_id] = node_id
-            await node.request(StartActor(actor_id, "actor", placed.lease))
+            while not await self.start_at(actor_id, await self.master.request(AskPlace(actor_id, "actor", demand))):
+                await self.master.request(WithdrawActor(actor_id, is_over=False))
+                await trio.sleep(0.5)
         except AsyncparlError as error:
             self.running.pop(actor_id, None)
             self.failed.append(str(error))
+
+    async def start_at(self, actor_id: str, placed: Placed) -> bool:
+        """Start an actor where it has its place; False if others are there."""
+        node = self._node(placed.ticket)
+        await node.wait_ready()
+        self.running[actor_id] = placed.ticket.node.node_id
+        answer = await node.request(StartActor(actor_id, "actor", placed.lease))
+        if isinstance(answer, PlaceTaken):
+            del self.running[actor_id]
+        return isinstance(answer, ActorStarted)
 
     async def run_actors(self, num: int, demand: Demand = ONE_CPU) -> None:
         """Start several at once; returns when all of them run, or have failed."""

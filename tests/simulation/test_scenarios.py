@@ -304,6 +304,35 @@ FOUND = {
             Step("hold", 862, 429, 4),
         ),
     ),
+    "a new master gives away once more what the old one had given, and a node uses it twice": Scenario(
+        seed=4102278,
+        settings=Settings(
+            num_nodes=1,
+            num_drivers=2,
+            cpus=2,
+            latency="awful",
+            queued_messages=16,
+            lossy_close=0.3,
+            slow_jobs=0.1,
+            is_shared=False,
+            is_in_a_hurry=True,
+        ),
+        steps=(
+            Step("create", 177, 0, 5),
+            Step("cut", 793, 427, 2),
+            Step("stall path", 920, 599, 6),
+            Step("cut path", 726, 559, 3),
+            Step("join", 943, 447, 5),
+            Step("cancel", 681, 276, 5),
+            Step("cut", 820, 875, 7),
+            Step("cut path", 523, 809, 6),
+            Step("burst", 676, 49, 4),
+            Step("create", 241, 902, 5),
+            Step("jump", 376, 244, 7),
+            Step("kill master", 841, 827, 5),
+            Step("create", 5, 665, 6),
+        ),
+    ),
 }
 
 
