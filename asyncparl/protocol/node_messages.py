@@ -197,4 +197,6 @@ class LogLines(msgspec.Struct, tag=True, frozen=True):
 
 
 NodeEvent = ActorOutput | ActorExited | NodeAlive
-NodeAnswer = JobOpened | ActorStarted | PlaceTaken | Following | LogList | LogLines | NodeFigures | Explanation | NodeEvent
+NodeAnswer = (
+    JobOpened | ActorStarted | PlaceTaken | Following | LogList | LogLines | NodeFigures | Explanation | NodeEvent
+)

@@ -134,13 +134,14 @@ class Incarnation:
                 if placed is None:
                     self._reported.set()  # there is no process that could end
                     return self._reason or ("" if self.refusal is None else explain(self.refusal))
-                self.node, lease = placed
+                node, lease = placed
+                self.node = node
                 request = StartActor(self._actor_id, self.request.name, lease)
-                started = await self._session.places.start_process(self.node, request)
+                started = await self._session.places.start_process(node, request)
             self.pid = started.pid
             if self._is_doomed:
                 return self._reason  # the request to stop it may have come before that to start it
-            channel = await self._session.dial_worker(self.node, self._actor_id, started)
+            channel = await self._session.dial_worker(node, self._actor_id, started)
         except Exception as error:
             return explain(error)
         self.link.attach(channel)
