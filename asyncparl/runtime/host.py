@@ -24,9 +24,9 @@ import msgspec
 import trio
 
 from asyncparl.errors import SerializationError
+from asyncparl.protocol.events import CallArrived
 from asyncparl.protocol.figures import WorkerFigures
 from asyncparl.protocol.frames import Frame
-from asyncparl.protocol.link import CallArrived
 from asyncparl.protocol.messages import Call, CallKind, ErrorReport
 from asyncparl.protocol.values import Encoded
 from asyncparl.runtime.activity import awaited_calls, note_serving

@@ -14,21 +14,20 @@ import trio
 
 from asyncparl.errors import CallFate, MessageTooLarge, ProtocolError
 from asyncparl.protocol.calls import CallerState
-from asyncparl.protocol.frames import Buffer, Lent, decode_frames, encode_frame
-from asyncparl.protocol.link import (
+from asyncparl.protocol.events import (
     AnswerArrived,
     CallArrived,
     CancelArrived,
     Event,
     GrantArrived,
     ItemArrived,
-    LinkCore,
-    LinkState,
     MemoryReturned,
     Opened,
     PeerClosing,
     TimeIsUp,
 )
+from asyncparl.protocol.frames import Buffer, Lent, decode_frames, encode_frame
+from asyncparl.protocol.link import LinkCore, LinkState
 from asyncparl.protocol.messages import Call, ErrorReport, Fragment, FragmentsTaken
 from asyncparl.protocol.owned import LARGE_BYTES, Owned
 from asyncparl.protocol.values import NOTHING, Encoded, Large

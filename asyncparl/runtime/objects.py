@@ -7,7 +7,7 @@ import itertools
 import trio
 
 from asyncparl.errors import ActorDied, CallFate
-from asyncparl.protocol.link import CallArrived
+from asyncparl.protocol.events import CallArrived
 from asyncparl.protocol.messages import Call, CallKind
 from asyncparl.runtime.exceptions import pack_exception
 from asyncparl.runtime.executor import Executor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from asyncparl.protocol.events import CallArrived
 from asyncparl.protocol.frames import Frame
-from asyncparl.protocol.link import CallArrived
 from asyncparl.protocol.messages import Call, TimedOut
 from asyncparl.runtime.activity import WaitingCall
 

@@ -16,7 +16,8 @@ import trio
 
 from asyncparl.errors import CallCancelled, ProtocolError
 from asyncparl.protocol.control import MAX_CONTROL_BYTES, Answer, decode_request, encode_control
-from asyncparl.protocol.link import CallArrived, LinkCore
+from asyncparl.protocol.events import CallArrived
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import Call, CallKind
 from asyncparl.protocol.values import NOTHING
 from asyncparl.runtime.exceptions import describe_exception

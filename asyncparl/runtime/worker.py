@@ -23,7 +23,8 @@ import trio
 
 from asyncparl.errors import ActorDied
 from asyncparl.machine import explain
-from asyncparl.protocol.link import CallArrived, LinkCore
+from asyncparl.protocol.events import CallArrived
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import CallKind
 from asyncparl.runtime.accepting import visitors
 from asyncparl.runtime.current import process_session

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from asyncparl.errors import ProtocolError, SerializationError
 from asyncparl.protocol.control import Answer, Request, decode_answer, decode_request, encode_control
+from asyncparl.protocol.events import AnswerArrived, TimeIsUp
 from asyncparl.protocol.fragments import MAX_TRANSFERS
 from asyncparl.protocol.frames import decode_frames, encode_frame
-from asyncparl.protocol.link import AnswerArrived, TimeIsUp
 from asyncparl.protocol.messages import Fragment, Message, Returned
 from asyncparl.protocol.owned import in_one_piece
 from asyncparl.protocol.values import NOTHING, Encoded, decode_value, encode_value

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from asyncparl.protocol.events import Event
 from asyncparl.protocol.frames import Frame, decode_frames, encode_frame
-from asyncparl.protocol.link import Event, LinkCore, Outgoing
+from asyncparl.protocol.link import LinkCore, Outgoing
 from asyncparl.protocol.messages import CallKind, ErrorReport, Message
 from asyncparl.protocol.values import NOTHING, Encoded, encode_value
 

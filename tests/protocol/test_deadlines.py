@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from asyncparl.errors import ProtocolError
 from asyncparl.protocol.calls import CallerState
 from asyncparl.protocol.deadlines import Deadlines, check_timeout
+from asyncparl.protocol.events import AnswerArrived, CallArrived, CancelArrived, TimeIsUp
 from asyncparl.protocol.frames import encode_frame
-from asyncparl.protocol.link import AnswerArrived, CallArrived, CancelArrived, LinkCore, TimeIsUp
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import Call, CallKind, Cancel, Cancelled, Message, TimedOut
 from asyncparl.protocol.values import NOTHING
 from tests.protocol.pair import carry, frame_of, messages, open_pair

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncparl.errors import ProtocolError
+from asyncparl.protocol.events import MemoryReturned
 from asyncparl.protocol.frames import Buffer, Frame, Lent, decode_frames, encode_frame
-from asyncparl.protocol.link import LinkCore, MemoryReturned
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import GiveBack, Goodbye, Message, SharesMemory
 from tests.protocol.pair import carry, frame_of, messages, open_pair
 from tests.protocol.strategies import many

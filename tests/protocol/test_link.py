@@ -8,15 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from asyncparl.errors import ProtocolError
-from asyncparl.protocol.link import (
-    DEFAULT_MAX_VALUE_BYTES,
-    AnswerArrived,
-    CallArrived,
-    CancelArrived,
-    LinkCore,
-    LinkState,
-    Opened,
-)
+from asyncparl.protocol.events import AnswerArrived, CallArrived, CancelArrived, Opened
+from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES, LinkCore, LinkState
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
     Call,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncparl.errors import CallFate
-from asyncparl.protocol.link import AnswerArrived, CallArrived, LinkCore, LinkState, PeerClosing
+from asyncparl.protocol.events import AnswerArrived, CallArrived, PeerClosing
+from asyncparl.protocol.link import LinkCore, LinkState
 from asyncparl.protocol.messages import Goodbye, Hello
 from asyncparl.protocol.values import encode_value
 from tests.protocol.pair import REPORT, call, carry, messages, open_pair, open_stream

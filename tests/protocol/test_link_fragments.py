@@ -8,17 +8,9 @@ import pytest
 
 from asyncparl.errors import CallFate, ProtocolError
 from asyncparl.protocol import fragments, pace
+from asyncparl.protocol.events import AnswerArrived, CallArrived, CancelArrived, Event, ItemArrived, Opened
 from asyncparl.protocol.frames import decode_frames
-from asyncparl.protocol.link import (
-    AnswerArrived,
-    CallArrived,
-    CancelArrived,
-    Event,
-    ItemArrived,
-    LinkCore,
-    Opened,
-    Outgoing,
-)
+from asyncparl.protocol.link import LinkCore, Outgoing
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
     Call,

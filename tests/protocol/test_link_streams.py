@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncparl.errors import ProtocolError
-from asyncparl.protocol.link import AnswerArrived, CancelArrived, GrantArrived, ItemArrived, LinkCore
+from asyncparl.protocol.events import AnswerArrived, CancelArrived, GrantArrived, ItemArrived
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import Cancel, Item, Returned
 from asyncparl.protocol.values import decode_value, encode_value
 from tests.protocol.pair import call, carry, frame_of, messages, open_stream

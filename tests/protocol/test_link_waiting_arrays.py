@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from asyncparl.protocol.link import CallArrived, LinkCore
+from asyncparl.protocol.events import CallArrived
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import CallKind, Returned
 from asyncparl.protocol.values import Encoded
 from tests.protocol.pair import call, carry, frame_of, open_pair, taken

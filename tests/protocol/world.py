@@ -13,21 +13,20 @@ from dataclasses import dataclass, field
 
 from asyncparl.errors import CallFate
 from asyncparl.protocol.calls import CallerState
-from asyncparl.protocol.fragments import Joiner
-from asyncparl.protocol.frames import Frame, decode_frames
-from asyncparl.protocol.link import (
+from asyncparl.protocol.events import (
     AnswerArrived,
     CallArrived,
     CancelArrived,
     Event,
     GrantArrived,
     ItemArrived,
-    LinkCore,
-    LinkState,
     Opened,
     PeerClosing,
     TimeIsUp,
 )
+from asyncparl.protocol.fragments import Joiner
+from asyncparl.protocol.frames import Frame, decode_frames
+from asyncparl.protocol.link import LinkCore, LinkState
 from asyncparl.protocol.messages import (
     Call,
     CallKind,

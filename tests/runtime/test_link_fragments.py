@@ -12,9 +12,10 @@ import pytest
 import trio
 
 from asyncparl.errors import CallFate, MessageTooLarge
+from asyncparl.protocol.events import CallArrived
 from asyncparl.protocol.fragments import FRAGMENT_BYTES, MAX_TRANSFERS
 from asyncparl.protocol.frames import encode_frame
-from asyncparl.protocol.link import CallArrived, LinkCore
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
     CallKind,

@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from asyncparl.errors import CallFate
+from asyncparl.protocol.events import CallArrived
 from asyncparl.protocol.frames import Lent, encode_frame
-from asyncparl.protocol.link import CallArrived, LinkCore
+from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
     Call,
