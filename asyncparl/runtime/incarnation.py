@@ -138,6 +138,8 @@ class Incarnation:
                 self.node = node
                 request = StartActor(self._actor_id, self.request.name, lease)
                 started = await self._session.places.start_process(node, request)
+                if started is None:  # what has become of that node is nothing to us
+                    self.node, self._report, self._reported = None, None, trio.Event()
             self.pid = started.pid
             if self._is_doomed:
                 return self._reason  # the request to stop it may have come before that to start it

@@ -208,7 +208,7 @@ class Streams(Exchange):
     def __init__(self, setup: ExchangeSetup) -> None:
         super().__init__(setup)
         self._senders: set[WeightSender] = set()
-        self._nursery: trio.Nursery | None = None  # while it runs
+        self._nursery: trio.Nursery | None = None  # from when it runs
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:

@@ -2,7 +2,7 @@
 
 The learner's process has a board of weights (`weight_board.py`) for the actors of its own host. On every other host the
 first actor that has come there makes one, and writes to it what the learner sends; it and its neighbours are then told
-the number of a slot. When that actor dies, the next one that is due for weights makes another board.
+the number of a slot. When that actor dies, or hangs, the next one that is due for weights makes another board.
 
 An actor is told of weights by a call, and looks at them during that call only. So their slot may be written to again
 when all calls that name it have ended, however they did: nothing is taken any more of an actor whose call was lost.
@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 
 import asyncparl
 from asyncparl.training.weight_board import BoardAddress, BoardMemory, this_host
+
+
+WRITE_LIMIT_S = 30.0
+"""How long the actor that writes for its neighbours may take: they wait for it."""
 
 
 class WeightBoard:
@@ -145,7 +149,9 @@ class WeightBoards:
         except BaseException:
             del self._boards[host]
             raise
-        return None if address is None else WeightBoard(address, actor.write_to_board)
+        if address is None:
+            return None
+        return WeightBoard(address, actor.write_to_board.options(timeout_s=WRITE_LIMIT_S))
 
 
 class Seat:

@@ -279,6 +279,37 @@ async def test_weights_go_once_to_another_host_and_its_actors_outlive_the_one_th
             assert await read_in_place(other) == 1
 
 
+class DeafActor(FarActor):
+    """Writes nothing for the others, if it is the first one of its host."""
+
+    async def write_to_board(self, slot: int, packed: NDArray[np.uint8]) -> bool:
+        if self._first % 100 == 0:
+            await trio.sleep_forever()
+        return bool(await super().write_to_board(slot, packed))
+
+
+@pytest.mark.slow
+async def test_an_actor_that_hangs_does_not_keep_its_neighbours_from_new_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncparl.training.weight_boards.WRITE_LIMIT_S", 0.5)
+    newest, made = NewestWeights(0, packed_weights(0)), asyncparl.remote_class(DeafActor)
+    with trio.fail_after(LIMIT_S), WeightBoards(newest.packed.nbytes, NUM_SLOTS) as boards:
+        async with asyncparl.connect():
+            actors = [made(actor_setup(number)) for number in (0, 1)]
+            seats = [Seat(actor, await deliver(actor, newest, None) or "", boards) for actor in actors]
+            _, board = [await seat.board() for seat in seats]
+            assert board is not None
+            newest.version = 1
+            await deliver(actors[1], newest, board)  # sent, when the other one had its time
+            assert await read_in_place(actors[1]) == 0
+            board = await seats[1].board()
+            newest.version = 2
+            await deliver(actors[1], newest, board)
+            assert await read_in_place(actors[1]) == 1
+            assert (await actors[1].statistics())["weights_version"] == 2
+
+
 @pytest.mark.slow
 async def test_an_actor_that_died_gives_its_slot_back() -> None:
     newest = NewestWeights(1, packed_weights(0))
