@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 import asyncparl
 from asyncparl.training.weight_board import BoardAddress, BoardMemory, this_host
 
-
 WRITE_LIMIT_S = 30.0
 """How long the actor that writes for its neighbours may take: they wait for it."""
 

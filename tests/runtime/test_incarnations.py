@@ -32,7 +32,7 @@ class FakePlaces:
 
     def __init__(self) -> None:
         self.nodes = [FakeNode(), FakeNode()]
-        self.process: Incarnation
+        self.process: Any = None
         self.given_back: list[str] = []
         self._num_found = 0
 
