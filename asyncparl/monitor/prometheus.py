@@ -36,6 +36,10 @@ _RUN_FIGURES = {
     "steps_per_s": ("asyncparl_run_agent_steps_per_second", "Agent steps learned from."),
     "mean_return": ("asyncparl_run_return", "Mean return of the last episodes."),
     "mean_lag": ("asyncparl_run_policy_lag_updates", "Updates between acting and learning weights, mean."),
+    "policy_delay_s": (
+        "asyncparl_run_policy_delay_seconds",
+        "From the publication of weights to an actor's first step with them, median.",
+    ),
     "batch_age_s": ("asyncparl_run_batch_age_seconds", "From the first rollout of a batch to its update, mean."),
     "batches_waiting": ("asyncparl_run_batches_waiting", "Batches that the learner has not taken."),
     "rollouts_waiting": ("asyncparl_run_rollouts_waiting", "Rollouts without room in a batch."),

@@ -336,7 +336,7 @@ def test_the_board_for_grafana_asks_for_metrics_that_there_are() -> None:
     observer = Observer()
     sight = crowd(5, 1.0)
     report = {"agent_steps": 1, "mean_return": 1, "steps_per_s": 1, "mean_lag": 1, "batch_age_s": 1, "waiting_share": 1}
-    report |= {"batches_waiting": 1, "rollouts_waiting": 1}
+    report |= {"batches_waiting": 1, "rollouts_waiting": 1, "policy_delay_s": 0.5}
     reports = [ProgramReport("d1", "train.py", 1.0, json.dumps({**report, "losses": {"entropy": 1}}).encode())]
     observer.observe(Sight(view=sight.view, nodes=sight.nodes, news=news(reports=reports)), now=1, wall_time=1)
     text = exposition(observer)[0].decode()

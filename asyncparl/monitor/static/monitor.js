@@ -446,7 +446,7 @@ const runCharts = [
   ["actors", "Actors' time", [["environment", "environment_share"], ["policy", "inference_share"]],
     { format: ".0%", stacked: true, from0: true }],
   ["lag", "Policy lag, updates", [["mean", "mean_lag"], ["max", "max_lag"]], { from0: true }],
-  ["age", "Batch age, seconds", [["mean", "batch_age_s"]], { from0: true }],
+  ["age", "Ages, seconds", [["batch", "batch_age_s"], ["policy", "policy_delay_s"]], { from0: true }],
   ["queue", "Queues", [["batches waiting", "batches_waiting"], ["rollouts waiting", "rollouts_waiting"]], { from0: true }],
   ["rate", "Learning rate", [["learning rate", "losses/learning_rate"]], { format: ".2~e" }],
 ];
@@ -474,6 +474,7 @@ function showRun(values) {
     ["Return", figure("mean_return")], ["Agent steps/s", format.short(values.steps_per_s)],
     ["Entropy", figure("losses/entropy")], ["Learning rate", figure("losses/learning_rate")],
     ["Policy lag", figure("mean_lag")], ["Batch age", format.duration(values.batch_age_s)],
+    ["Policy delay", format.duration(values.policy_delay_s)],
     ["Batches waiting", figure("batches_waiting")], ["Rollouts waiting", figure("rollouts_waiting")],
     ["Learner waits", format.percent(values.waiting_share)], ["Learner copies", format.percent(values.copying_share)],
     ["Learner computes", format.percent(values.computing_share)], ["Actors", figure("actors")],
