@@ -476,8 +476,8 @@ function showRun(values) {
     ["Policy lag", figure("mean_lag")], ["Batch age", format.duration(values.batch_age_s)],
     ["Policy delay", format.duration(values.policy_delay_s)],
     ["Batches waiting", figure("batches_waiting")], ["Rollouts waiting", figure("rollouts_waiting")],
-    ["Learner waits", format.percent(values.waiting_share)], ["Learner copies", format.percent(values.copying_share)],
-    ["Learner computes", format.percent(values.computing_share)], ["Actors", figure("actors")],
+    ["Learner waits", format.percent(values.waiting_share)], ["Learner computes", format.percent(values.computing_share)],
+    ["Actors", figure("actors")],
   ]);
   listFacts(byId("facts"), Object.entries(values).map(([name, value]) => [name, format.figure(value)]));
 }
