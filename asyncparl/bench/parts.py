@@ -52,7 +52,7 @@ _ACTORS = ("ray", "parl")
 
 
 def _training(title: str, algorithm: AlgorithmName, peers: tuple[str, ...] = ()) -> Part:
-    return Part("training", f"{title} on Pong", peers, limit_s=420, arguments={"algorithm": algorithm})
+    return Part("training", f"{title} on Pong", peers, limit_s=600, arguments={"algorithm": algorithm})
 
 
 PARTS = {
@@ -63,9 +63,7 @@ PARTS = {
     "weights": Part("weights", "Weights to sixteen actors", _ACTORS),
     "busy-link": Part("busy_link", "Small calls beside a large result", _ACTORS),
     "footprint": Part("footprint", "Import, and growth of memory"),
-    "impala": Part(
-        "training", "IMPALA on Pong", ("rllib", "sample-factory"), limit_s=420, arguments={"algorithm": "impala"}
-    ),
-    "a2c": Part("training", "A2C on Pong", limit_s=420, arguments={"algorithm": "a2c"}),
-    "ga3c": Part("training", "GA3C on Pong", limit_s=420, arguments={"algorithm": "ga3c"}),
+    "impala": _training("IMPALA", "impala", ("rllib", "sample-factory")),
+    "a2c": _training("A2C", "a2c"),
+    "ga3c": _training("GA3C", "ga3c"),
 }

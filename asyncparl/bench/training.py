@@ -3,6 +3,8 @@
 The bound is what the machine could do if it did nothing but play, infer and learn: each stage is timed alone, on one
 thread, and the seconds of one agent step are summed and divided by the number of cores. Stages and training runs
 alternate, so that both see the machine in the same mood. Each stage handles as much at once as it does in training.
+
+IMPALA is measured with the batches of its paper, which the peers have too, and once more with those that we train with.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from asyncparl.training import Trainer, TrainingConfig
 from asyncparl.training.display import SilentDisplay
 from asyncparl.training.environments import make_environment
 from asyncparl.training.metrics import Report
-from asyncparl.training.presets import AlgorithmName
+from asyncparl.training.presets import AlgorithmName, PresetName
 from asyncparl.training.recipes import make_algorithm
 from asyncparl.training.sampler import ActorCriticPolicy
 
 MAX_RUNS = 3
+PRESETS: dict[AlgorithmName, PresetName] = {"impala": "paper", "a2c": "ours", "ga3c": "ours"}
 NUM_STEPS = 120_000
 WARM_UP_STEPS = 20_000
 PROBE_EVERY_S = 0.02
@@ -44,7 +47,7 @@ def measure(repeats: int, emit: Emit, *, algorithm: AlgorithmName) -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     cores = len(os.sched_getaffinity(0))
-    config = TrainingConfig.for_this_machine("pong", algorithm=algorithm, steps=NUM_STEPS)
+    config = TrainingConfig.for_this_machine("pong", algorithm=algorithm, preset=PRESETS[algorithm], steps=NUM_STEPS)
     num_envs = envs_at_once(config)
     stages: dict[str, list[float]] = {"environment": [], "inference": [], "learning": [], "bound": []}
     trained, percents, lags = list[float](), list[float](), list[float]()
@@ -61,7 +64,9 @@ def measure(repeats: int, emit: Emit, *, algorithm: AlgorithmName) -> None:
         for percentile, values in late.items():
             values.append(recorder.late_ms(percentile))
     bound_name = f"bound of {cores} cores"
-    setting = f"{config.num_actors} actors of {config.envs_per_actor} environments, {config.precision}"
+    setting = (
+        f"{config.num_actors} actors of {config.envs_per_actor} environments, {_batches(config)}, {config.precision}"
+    )
     steps_target, percent_target = TARGETS[algorithm]
     emit(Row("environments alone, one thread", "steps/s", stages["environment"]))
     emit(Row(f"policy alone, batch {num_envs}, one thread", "steps/s", stages["inference"]))
@@ -72,6 +77,27 @@ def measure(repeats: int, emit: Emit, *, algorithm: AlgorithmName) -> None:
     emit(Row("policy lag, mean", "updates", lags))
     for percentile, values in late.items():
         emit(Row(f"how late the learner's event loop wakes a task, p{percentile}", "ms", values))
+    if PRESETS[algorithm] != "ours":
+        _measure_ours(len(trained), emit, algorithm)
+
+
+def _measure_ours(num_runs: int, emit: Emit, algorithm: AlgorithmName) -> None:
+    config = TrainingConfig.for_this_machine("pong", algorithm=algorithm, steps=NUM_STEPS)
+    runs = [training_run(config) for _ in range(num_runs)]
+    name = "training with our preset"
+    emit(
+        Row(
+            name,
+            "steps/s",
+            [run.steps_per_s() for run in runs],
+            note=_batches(config),
+        )
+    )
+    emit(Row(f"{name}, policy lag, mean", "updates", [run.mean_lag() for run in runs]))
+
+
+def _batches(config: TrainingConfig) -> str:
+    return f"batches of {config.unroll_length * config.batch_size} steps"
 
 
 class Recorder(SilentDisplay):

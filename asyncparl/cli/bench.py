@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +12,8 @@ from typing import NoReturn
 import click
 
 from asyncparl.bench.parts import PARTS
-from asyncparl.cli.signals import Terminated, sigterm_raised
+from asyncparl.cli.signals import INTERRUPTED, TERMINATED, Terminated, sigterm_raised
 
-INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
 _NEEDED = ("numpy", "torch", "ale_py", "gymnasium")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any
 
@@ -15,33 +15,26 @@ from asyncparl.training.protocols import ProtocolName
 
 
 def make_env_options(
-    protocol: ProtocolName | None, from_file: Mapping[str, Any], texts: Sequence[str]
+    env: str | None, protocol: ProtocolName | None, from_file: Mapping[str, Any], texts: Sequence[str]
 ) -> EnvironmentOptions | None:
     """Those of the protocol, but for those of a file, but for those of the command line; None if there are none at all.
 
     Values on the command line are JSON; what is no JSON is a text.
 
+    Args:
+        env: what they are for, if that is known.
+
     Raises:
-        ConfigError: one line for the first that is wrong.
+        ConfigError: one line for the first that is wrong, or that means nothing to this environment.
     """
     values = {name: _checked("env_options in the file", name, value) for name, value in from_file.items()}
     values |= dict(_parse(text) for text in texts)
     if not values and protocol is None:
         return None
     try:
+        if env is not None:
+            check_given_options(env, values)
         return EnvironmentOptions(**values) if protocol is None else EnvironmentOptions.for_protocol(protocol, **values)
-    except ValueError as error:
-        raise ConfigError(f"{'--env-option' if texts else 'env_options'}: {error}") from error
-
-
-def check_concern(env: str, from_file: Iterable[str], texts: Sequence[str]) -> None:
-    """Refuse an option that means nothing to this environment, wherever it stands and whatever its value.
-
-    Raises:
-        ConfigError: one line for the first one.
-    """
-    try:
-        check_given_options(env, [*from_file, *(text.partition("=")[0] for text in texts)])
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

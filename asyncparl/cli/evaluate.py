@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from asyncparl.cli.signals import Terminated, sigterm_raised
-from asyncparl.cli.train import missing_package, raised_in_actor
+from asyncparl.cli.signals import Terminated, first_signal, sigterm_raised
+from asyncparl.cli.train import fail_by_actor, fail_by_missing_package, is_from_actor
 from asyncparl.errors import AsyncparlError
 from asyncparl.training.errors import ConfigError, unwrapped_errors
 
 if TYPE_CHECKING:
     from asyncparl.training.checkpoint import Checkpoint
-    from asyncparl.training.environments import Episode
     from asyncparl.training.evaluation import Evaluation, EvaluationSetup
     from asyncparl.training.trained_run import TrainedRun
 
@@ -67,11 +66,13 @@ def evaluate(
         stopped_by = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
         click.echo(f"stopped by {stopped_by.name}", err=True)
     except ModuleNotFoundError as error:
-        raise missing_package(error) from error
+        fail_by_missing_package(error)
     except (AsyncparlError, OSError) as error:
         raise click.ClickException(str(error)) from error
     except Exception as error:
-        raise raised_in_actor(error) from error
+        if not is_from_actor(error):
+            raise
+        fail_by_actor(error)
     if stopped_by is not None:
         sys.exit(128 + stopped_by)
 
@@ -130,7 +131,7 @@ def _films(names: Sequence[str], video: Path | None) -> dict[str, Path]:
 
 
 class _Played:
-    """What was played of each checkpoint so far. Of whole groups alone: in a group short episodes end first.
+    """What was played of each checkpoint so far.
 
     Args:
         checkpoints: by name.
@@ -141,27 +142,18 @@ class _Played:
         self.checkpoints = checkpoints
         self.num_episodes = num_episodes
         self.stopped_by: signal.Signals | None = None
-        self._groups: dict[str, dict[int, list[Episode]]] = {name: {} for name in checkpoints}
+        self.evaluations: dict[str, Evaluation] = {}
+        """Of those that have been played at all."""
 
-    def add(self, name: str, first: int, episodes: list[Episode]) -> None:
-        """A group, and the number of its first episode."""
-        self._groups[name][first] = episodes
+    def update(self, name: str, so_far: Evaluation) -> None:
+        """More of a checkpoint was played."""
+        self.evaluations[name] = so_far
         if sys.stderr.isatty():
             click.echo(f"\r{self.num_played()} of {self._all()} episodes", err=True, nl=False)
 
-    def evaluations(self) -> dict[str, Evaluation]:
-        """Of those that have been played at all."""
-        from asyncparl.training.evaluation import Evaluation
-
-        return {
-            name: Evaluation(tuple(episode for _, episodes in sorted(groups.items()) for episode in episodes))
-            for name, groups in self._groups.items()
-            if groups
-        }
-
     def num_played(self) -> int:
         """Episodes of all checkpoints."""
-        return sum(len(episodes) for groups in self._groups.values() for episodes in groups.values())
+        return sum(len(evaluation.episodes) for evaluation in self.evaluations.values())
 
     def how_far(self) -> str:
         """In words."""
@@ -183,17 +175,16 @@ async def _play(setup: EvaluationSetup, played: _Played, num_actors: int) -> Non
         async with asyncparl.connect(preload=PRELOAD):
             evaluator = Evaluator(setup, num_actors)
             for name, checkpoint in played.checkpoints.items():
-                add = partial(played.add, name)
-                await evaluator.evaluate(checkpoint.model_weights(), played.num_episodes, on_played=add)
+                update = partial(played.update, name)
+                await evaluator.evaluate(checkpoint.model_weights(), played.num_episodes, on_played=update)
         nursery.cancel_scope.cancel()
     if sys.stderr.isatty():
         click.echo("\r\033[K", err=True, nl=False)
 
 
 async def _stop_on_signal(played: _Played, scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        played.stopped_by = signal.Signals(await anext(signals))
-    scope.cancel()  # the next signal finds the handlers that were there before
+    played.stopped_by = await first_signal()
+    scope.cancel()
 
 
 def _print_table(trained: TrainedRun, played: _Played) -> None:
@@ -203,7 +194,7 @@ def _print_table(trained: TrainedRun, played: _Played) -> None:
         f"{'checkpoint':12}{'steps':>13}{'episodes':>10}{'mean':>11}{'median':>11}{'deviation':>11}"
         f"{'min':>11}{'max':>11}{'length':>10}"
     )
-    for name, evaluation in played.evaluations().items():
+    for name, evaluation in played.evaluations.items():
         figures = evaluation.figures()
         returns = "".join(f"{figures[f'{each}_return']:11.2f}" for each in ("mean", "median", "std", "min", "max"))
         click.echo(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from asyncparl.cli.train import missing_package
+from asyncparl.cli.train import fail_by_missing_package
 from asyncparl.errors import AsyncparlError
 from asyncparl.training.errors import ConfigError
 
@@ -88,7 +88,7 @@ def plot(  # noqa: PLR0913 - one for each option
         combined = [combine(name, members, smooth=smooth) for name, (_, members) in zip(names, groups, strict=True)]
         draw(combined, output, x=_X[across], y=column, band=band, title=title)  # type: ignore[arg-type]
     except ModuleNotFoundError as error:
-        raise missing_package(error) from error
+        fail_by_missing_package(error)
     except OSError as error:
         raise click.ClickException(f"plot {output} cannot be written: {error.strerror or error}") from error
     except AsyncparlError as error:

@@ -1,4 +1,4 @@
-"""SIGTERM for commands that do what nothing can cancel, such as importing torch or filming."""
+"""How SIGINT and SIGTERM reach a command: in Trio, and where it does what nothing can cancel, such as filming."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+import trio
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+"""The exit statuses that shells have for SIGINT and SIGTERM."""
 
 
 class Terminated(BaseException):
@@ -25,3 +31,9 @@ def sigterm_raised() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+async def first_signal() -> signal.Signals:
+    """SIGINT or SIGTERM, when the first of them comes. The next one finds the handlers that were there before."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        return signal.Signals(await anext(signals))

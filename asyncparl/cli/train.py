@@ -15,7 +15,7 @@ import trio
 from asyncparl.cli.addresses import AddressType
 from asyncparl.cli.groups import CommandGroup
 from asyncparl.cli.monitor import monitor_text_option
-from asyncparl.cli.signals import Terminated, sigterm_raised
+from asyncparl.cli.signals import INTERRUPTED, TERMINATED, Terminated, first_signal, sigterm_raised
 from asyncparl.errors import AsyncparlError, RemoteTraceback
 from asyncparl.training.config import OPTIMIZERS, PRECISIONS, TrainingConfig
 from asyncparl.training.errors import ConfigError, unwrapped_errors
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
 UNREAD = 128 + signal.SIGPIPE
 
 _POSITIVE = click.IntRange(min=1)
@@ -246,11 +244,13 @@ def _train(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(UNREAD)
     except ModuleNotFoundError as error:
-        raise missing_package(error) from error
+        fail_by_missing_package(error)
     except AsyncparlError as error:
         raise click.ClickException(str(error)) from error
     except Exception as error:
-        raise raised_in_actor(error) from error
+        if not is_from_actor(error):
+            raise
+        fail_by_actor(error)
     _say_how_it_ended(algorithm, result)
     sys.exit({None: 0, "SIGTERM": TERMINATED}.get(result.stop_reason, INTERRUPTED))
 
@@ -304,17 +304,14 @@ def _from_file(config_file: Path | None, given: dict[str, Any], algorithm: Algor
 
 def _with_env_options(settings: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """Protocol and options as the one setting that they are."""
-    from asyncparl.cli.env_options import check_concern, make_env_options
+    from asyncparl.cli.env_options import make_env_options
     from asyncparl.training.environments import find_atari_game
 
     settings = dict(settings)
-    protocol = settings.pop("protocol", None)
-    if protocol is not None and "env" in settings and find_atari_game(settings["env"]) is None:
-        raise ConfigError(f"--protocol is only for Atari games, which {settings['env']!r} is not")
-    from_file = settings.pop("env_options", {})
-    options = make_env_options(protocol, from_file, texts)
-    if "env" in settings:
-        check_concern(settings["env"], from_file, texts)
+    env, protocol = settings.get("env"), settings.pop("protocol", None)
+    if protocol is not None and env is not None and find_atari_game(env) is None:
+        raise ConfigError(f"--protocol is only for Atari games, which {env!r} is not")
+    options = make_env_options(env, protocol, settings.pop("env_options", {}), texts)
     return settings if options is None else {**settings, "env_options": options}
 
 
@@ -365,10 +362,8 @@ async def _run(trainer: Trainer, display: Display, monitor: str | bool) -> Train
 
 
 async def _stop_on_signal(trainer: Trainer, display: Display) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        number = await anext(signals)
-    # The next one finds Python's own handlers again.
-    trainer.stop(signal.Signals(number).name)
+    number = await first_signal()
+    trainer.stop(number.name)
     display.say("stopping: writing a checkpoint; Ctrl-C again stops at once")
 
 
@@ -386,23 +381,26 @@ def _warn(line: str) -> None:
     click.echo(f"warning: {line}", err=True)
 
 
-def missing_package(error: ModuleNotFoundError) -> click.ClickException:
+def fail_by_missing_package(error: ModuleNotFoundError) -> NoReturn:
+    """End the command; with a traceback if the module is none of those that training needs."""
     package = (error.name or "").partition(".")[0]
     if package in {"torch", "numpy", "gymnasium", "ale_py", "rich", "tensorboard"}:
-        return click.ClickException(f"training needs {package}, which is not installed: pip install 'asyncparl[train]'")
+        reason = f"training needs {package}, which is not installed: pip install 'asyncparl[train]'"
+        raise click.ClickException(reason) from error
     raise error
 
 
-def raised_in_actor(error: Exception) -> click.ClickException:
-    """What code of the user raised in an actor. Where in that code is written; our side of the call tells him nothing.
+def is_from_actor(error: Exception) -> bool:
+    """Whether code of the user raised it in an actor."""
+    return isinstance(error.__cause__, RemoteTraceback)
 
-    Anything else is raised as it is.
-    """
-    if not isinstance(error.__cause__, RemoteTraceback):
-        raise error
+
+def fail_by_actor(error: Exception) -> NoReturn:
+    """End the command, and show where in the user's code it was raised; our side of the call tells him nothing."""
+    assert isinstance(error.__cause__, RemoteTraceback)
     click.echo(error.__cause__.args[0].rstrip(), err=True)
     where = "; ".join(getattr(error, "__notes__", ()))
-    return click.ClickException(f"{type(error).__name__}: {error}; {where}")
+    raise click.ClickException(f"{type(error).__name__}: {error}; {where}") from error
 
 
 for _name in ALGORITHM_NAMES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,10 +34,19 @@ _ROOM_BYTES = 64
 """Before the memory for a frame, for the head of a message that is read to its place, and after it, for its padding."""
 
 
+class Cut(NamedTuple):
+    """What is sent next."""
+
+    fragment: Fragment
+    parts: list[memoryview]
+    is_unchanging: bool
+    """Nothing of it is the user's memory, which he may change."""
+
+
 class Transfer(Generic[K]):
     """A frame on its way."""
 
-    __slots__ = ("_parts", "at", "is_foreign", "key", "num_bytes", "transfer_id")
+    __slots__ = ("_parts", "at", "key", "num_bytes", "transfer_id")
 
     def __init__(self, key: K) -> None:
         self.key = key
@@ -46,8 +55,6 @@ class Transfer(Generic[K]):
         """0: nothing of it was sent."""
         self.at = 0
         self.num_bytes = 0
-        self.is_foreign = False
-        """Whether something of what was cut last is the user's memory, which he may change."""
         self._parts: deque[Owned] = deque()
 
     def begin(self, transfer_id: int, parts: Sequence[Buffer | Owned]) -> None:
@@ -56,20 +63,19 @@ class Transfer(Generic[K]):
         self._parts = deque(part if isinstance(part, Owned) else Owned([part]) for part in parts if len(part))
         self.num_bytes = sum(len(part) for part in self._parts)
 
-    def cut(self) -> tuple[Fragment, list[memoryview]]:
+    def cut(self) -> Cut:
         """The next fragment: whole pieces as far as they fit; only what is larger than a fragment is cut itself."""
         fragment = Fragment(self.transfer_id, self.at, self.num_bytes)
-        room, cut = FRAGMENT_BYTES, list[memoryview]()
-        self.is_foreign = False
+        room, cut, is_unchanging = FRAGMENT_BYTES, list[memoryview](), True
         while self._parts and (self._parts[0].next_bytes <= room or not cut):
             part = self._parts[0]
-            self.is_foreign = self.is_foreign or part.is_foreign
+            is_unchanging = is_unchanging and not part.is_foreign
             cut.append(part.take(room))
             if part.is_over:
                 self._parts.popleft()
             room -= len(cut[-1])
             self.at += len(cut[-1])
-        return fragment, cut
+        return Cut(fragment, cut, is_unchanging)
 
     @property
     def is_sent(self) -> bool:
@@ -101,22 +107,20 @@ class Cutter(Generic[K]):
         self._look()
         return transfer
 
-    def take(
-        self, parts_of: Callable[[Transfer[K]], Sequence[Buffer | Owned]], now: float
-    ) -> tuple[Transfer[K], Fragment, list[memoryview]]:
+    def take(self, parts_of: Callable[[Transfer[K]], Sequence[Buffer | Owned]], now: float) -> tuple[Transfer[K], Cut]:
         """The next fragment of the transfer whose turn it is. Only if `is_ready`. `now`: the time of our clock."""
         transfer = self._turns.popleft()
         if not transfer.transfer_id:
             self._last_id += 1
             transfer.begin(self._last_id, parts_of(transfer))
-        fragment, cut = transfer.cut()
+        cut = transfer.cut()
         self.num_taken += 1
-        if self._pace.left(transfer.at - fragment.at, now, is_last=transfer.is_sent):
-            fragment = msgspec.structs.replace(fragment, asks=True)
+        if self._pace.sent(transfer.at - cut.fragment.at, now, is_last=transfer.is_sent):
+            cut = cut._replace(fragment=msgspec.structs.replace(cut.fragment, asks=True))
         if not transfer.is_sent:
             self._turns.append(transfer)
         self._look()
-        return transfer, fragment, cut
+        return transfer, cut
 
     def acknowledged(self, num_bytes: int, now: float) -> None:
         """The receiver has taken so much.

@@ -159,8 +159,8 @@ class Head(NamedTuple):
     """Of a transport message with one frame that has one buffer, and no payload."""
 
     message: Message
-    num_bytes: int
-    """Where the buffer begins."""
+    head_bytes: int
+    """Before the buffer."""
     buffer_bytes: int
 
 

@@ -19,6 +19,8 @@ class Outgoing(NamedTuple):
 
     message: Message
     value: Encoded = NOTHING
+    is_unchanging: bool = False
+    """Nobody changes the memory of the value any more, as far as that is known."""
 
     def detach(self) -> Outgoing:
         """The same with memory of its own: it waits, and the user may change his arrays."""

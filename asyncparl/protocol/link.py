@@ -170,7 +170,7 @@ class LinkCore:
         if self.caller.grant(call_id, num_items):
             self._say(Outgoing(Grant(call_id, num_items)))
         elif call_id in self._waiting:
-            call, value = self._waiting[call_id]
+            call, value, _ = self._waiting[call_id]
             assert isinstance(call, Call)
             self._waiting[call_id] = Outgoing(msgspec.structs.replace(call, credit=call.credit + num_items), value)
 
@@ -297,7 +297,7 @@ class LinkCore:
         head = decode_head(beginning, message_bytes)
         if head is None or not isinstance(head.message, Fragment):
             return None
-        return self._joiner.place(head.message, head.num_bytes, head.buffer_bytes, message_bytes)
+        return self._joiner.place(head.message, head.head_bytes, head.buffer_bytes, message_bytes)
 
     def lose(self) -> tuple[list[tuple[int, CallFate]], list[int]]:
         """The link is gone: (calls of ours with their fate, calls of the peer's that need no answer any more)."""
@@ -435,21 +435,21 @@ class LinkCore:
             self._lanes.say(call_id, outgoing, is_last=call_id in self._closes)
 
     def _next_fragment(self, now: float) -> Outgoing:
-        transfer, fragment, parts = self._cutter.take(partial(self._parts_of, now=now), now)
+        transfer, (fragment, parts, is_unchanging) = self._cutter.take(partial(self._parts_of, now=now), now)
         if transfer.is_sent:
             match transfer.key.message:
                 case Call() as call:
                     self._call_sent(call)
                 case Item(call_id) | Returned(call_id) | Raised(call_id):
                     self._lanes.sent(call_id)
-        return Outgoing(fragment, (Encoded if transfer.is_foreign else Large)(b"", parts))
+        return Outgoing(fragment, Encoded(b"", parts), is_unchanging)
 
     def _parts_of(self, transfer: Transfer[Outgoing], *, now: float) -> list[Buffer | Owned]:
         """The bytes of a transfer that begins. Nobody else keeps them, so that memory is free once it is sent."""
-        message, value = transfer.key
+        message, value, _ = transfer.key
         if isinstance(message, Call):
             call_id = message.call_id
-            message, value = self._timed(self._waiting[call_id], now)  # that one has all of its credit
+            message, value, _ = self._timed(self._waiting[call_id], now)  # that one has all of its credit
             self._waiting[call_id] = Outgoing(message)
         transfer.key = Outgoing(message)
         return frame_parts(message, value.payload, value.buffers)

@@ -178,15 +178,12 @@ def utf8_of(text: str) -> bytes | Owned:
     """A text as it travels; copied only if it is little, or not ASCII alone."""
     if len(text) <= LARGE_BYTES or not text.isascii():
         return text.encode()
-    size = ctypes.c_ssize_t()
-    memory = (ctypes.c_char * len(text)).from_address(_utf8_address(text, ctypes.byref(size)))
+    memory = (ctypes.c_char * len(text)).from_address(_utf8_address(text))
     memory._text = text  # type: ignore[attr-defined]  # so that it lives as long
     return Owned([memoryview(memory).cast("B")])
 
 
-_utf8_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.POINTER(ctypes.c_ssize_t))(
-    ("PyUnicode_AsUTF8AndSize", ctypes.pythonapi)
-)
+_utf8_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyUnicode_AsUTF8", ctypes.pythonapi))
 
 
 def _fresh_pages(num_bytes: int) -> memoryview:

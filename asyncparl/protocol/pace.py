@@ -62,7 +62,7 @@ class Pace:
         """Whether more may be sent."""
         return self.num_under_way < self.window or self._burst_left > 0
 
-    def left(self, num_bytes: int, now: float, *, is_last: bool) -> bool:
+    def sent(self, num_bytes: int, now: float, *, is_last: bool) -> bool:
         """A fragment leaves: whether to ask for a word. `is_last`: perhaps nothing else follows."""
         if not self.num_under_way:
             self._shortest_s = math.inf

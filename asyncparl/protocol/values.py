@@ -359,20 +359,13 @@ def _pickled_with(pickler_type: Any, value: object, main_names: frozenset[str] |
         buffers.append(raw)
         return False
 
-    pickler = _array_aware(pickler_type)(_File(parts.append), protocol=5, buffer_callback=take_buffer)
+    # To this file it hands over long `bytes` and texts themselves, and the rest in parts of 64 KiB.
+    file = types.SimpleNamespace(write=parts.append)
+    pickler = _array_aware(pickler_type)(file, protocol=5, buffer_callback=take_buffer)
     if pickler_type is not pickle.Pickler:
         pickler.main_names = main_names
     pickler.dump(value)
     return Encoded(_payload_of(parts), buffers)
-
-
-class _File:
-    """What a pickler writes to. It hands over long `bytes` and texts themselves, and the rest in parts of 64 KiB."""
-
-    __slots__ = ("write",)
-
-    def __init__(self, write: Callable[[Any], object]) -> None:
-        self.write = write
 
 
 def _payload_of(parts: list[Any]) -> bytes | Owned:

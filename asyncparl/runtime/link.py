@@ -69,8 +69,8 @@ class Link:
         self._callers: dict[int, Caller] = {}
         self._channel: Channel | None = None
         self._arena: Arena | None = None
-        self._refused: list[Buffer] = []
-        """The parts of the one message that the full channel did not take."""
+        self._refused = b""
+        """The one message that the full channel did not take."""
         self._blocked = trio.Event()
         self._limits: ServedLimits | None = None
         """Of calls that we serve; made for the first that has one."""
@@ -251,7 +251,7 @@ class Link:
         with self._lock:
             lost, unanswered = self.core.lose()
             callers, self._callers = self._callers, {}
-            self._refused = []
+            self._refused = b""
             if self._limits is not None:
                 self._limits.end()
             self._tell_quiet()
@@ -448,53 +448,62 @@ class Link:
 
     def _flush(self) -> None:
         """Send as much as the channel takes. The lock is held."""
-        channel = self._channel
-        core = self.core
+        channel, core = self._channel, self.core
         if channel is None:
             core.detach_outgoing()
             return
         if self._arena is not None and core.has_outgoing and (offsets := self._arena.take_returns()):
             core.give_back(offsets)
-        num_fragments = 0
         try:
-            if self._refused:
-                channel.send_nowait(self._refused)
-                self._refused = []
-            while core.has_outgoing:
-                if core.next_outgoing is None:
-                    if num_fragments == _FRAGMENTS_AT_ONCE or channel.is_full:
-                        raise trio.WouldBlock
-                    num_fragments += 1
-                parts, unchanging = self._next_parts()
-                try:
-                    channel.send_nowait(parts, unchanging=unchanging)
-                except trio.WouldBlock:
-                    self._refused = [b"".join(parts)]
-                    raise
-        except trio.WouldBlock:
-            core.detach_outgoing()
-            self._do_in_loop(self._set_blocked)
+            if not self._send_all(channel):
+                core.detach_outgoing()
+                self._do_in_loop(self._set_blocked)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the receiving task learns of it too, and settles what is open
         except MessageTooLarge:
             # Ours are checked before; so the peer takes less than what it asked for.
             self._do_in_loop(channel.close)
 
+    def _send_all(self, channel: Channel) -> bool:
+        """Send what waits; False if some of it still does, for room in the channel or until others had their turn."""
+        if self._refused and not self._send(channel, [self._refused]):
+            return False
+        num_fragments = 0
+        while self.core.has_outgoing:
+            if self.core.next_outgoing is None:
+                # Room first: a fragment that is refused would be copied.
+                if num_fragments == _FRAGMENTS_AT_ONCE or not channel.make_room():
+                    return False
+                num_fragments += 1
+            if not self._send(channel, *self._next_parts()):
+                return False
+        return True
+
+    def _send(self, channel: Channel, parts: Sequence[Buffer], is_unchanging: bool = False) -> bool:
+        """Send one message; if the channel refuses it, it is the next one."""
+        try:
+            channel.send_nowait(parts, unchanging=is_unchanging)
+        except trio.WouldBlock:
+            self._refused = b"".join(parts)
+            return False
+        self._refused = b""
+        return True
+
     def _next_parts(self) -> tuple[list[Buffer], bool]:
         """The next message for the channel, one frame or several small ones; and whether nobody changes it any more."""
         core = self.core
-        message, value = core.take_outgoing(self.loop.now() if core.needs_time else 0.0)
+        message, value, is_unchanging = core.take_outgoing(self.loop.now() if core.needs_time else 0.0)
         buffers: Sequence[Buffer | Owned | Lent] = value.buffers
         if buffers and self._arena is not None and core.may_refer:
             buffers = lend_large(self._arena, value.buffers)
         parts = encode_frame(message, value.payload, buffers)
         if value.buffers or not core.has_outgoing:
-            return parts, isinstance(value, Large)
+            return parts, is_unchanging
         size = len(parts[0]) if len(parts) == 1 else _JOIN_LIMIT_BYTES
         while (
             size < _JOIN_LIMIT_BYTES and (following := core.next_outgoing) is not None and not following.value.buffers
         ):
-            message, value = core.take_outgoing(self.loop.now() if core.needs_time else 0.0)
+            message, value, _ = core.take_outgoing(self.loop.now() if core.needs_time else 0.0)
             frame = encode_frame(message, value.payload)
             parts += frame
             size += len(frame[0]) if len(frame) == 1 else _JOIN_LIMIT_BYTES

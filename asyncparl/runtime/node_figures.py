@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import trio
@@ -16,6 +15,7 @@ from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.resources import Lease
 from asyncparl.runtime.journal import Journal
 from asyncparl.runtime.machine_figures import MachineFigures, MachineReader, ProcessFigures
+from asyncparl.runtime.node_config import Workers
 
 MAX_DEATHS = 200
 """Reports that are kept."""
@@ -23,18 +23,10 @@ _MAX_LINE_CHARS = 500
 _NEW_FOR_S = 0.5
 
 
-class Asked(Protocol):
-    """The workers of the node; `WorkerPool`."""
-
-    def pids(self) -> dict[str, int]: ...
-    def why_starting(self, actor_id: str) -> str: ...
-    async def figures(self) -> dict[str, WorkerFigures]: ...
-
-
 class NodeLookout:
     """Remembers what nobody could ask for later, and measures the rest when it is asked for."""
 
-    def __init__(self, workers: Asked, leases: Mapping[str, Lease], gpus: Sequence[str], journal: Journal) -> None:
+    def __init__(self, workers: Workers, leases: Mapping[str, Lease], gpus: Sequence[str], journal: Journal) -> None:
         self._workers = workers
         self._leases = leases
         self._gpus = gpus

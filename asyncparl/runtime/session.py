@@ -31,6 +31,7 @@ from asyncparl.protocol.master_messages import (
     WithdrawActor,
 )
 from asyncparl.protocol.node_messages import ActorExited, ActorOutput, ShutDown
+from asyncparl.protocol.parties import Versions
 from asyncparl.protocol.resources import ActorTitle
 from asyncparl.runtime.actor import ActorHandle
 from asyncparl.runtime.blocks import background_tasks
@@ -103,6 +104,8 @@ class Session:
         self._encrypt = encrypt
         self.loop = EventLoop()
         self._token = new_token()
+        self._versions: Versions
+        """Ours. Read at each dial, as that opens a file: where none can be opened, it is dialed again."""
         self._master = MasterLink("driver", self._dial_master, self._join)
         self._nodes: dict[str, NodeLink] = {}
         self.places = PlaceSeeker(self._master, self.node_at)
@@ -300,7 +303,7 @@ class Session:
 
     async def _dial_master(self) -> Channel:
         encrypt = self._master_address.startswith("tcp:")
-        self._versions = our_versions()  # here, as it reads a file: where none can be opened it is tried again
+        self._versions = our_versions()
         return await dial(
             self._master_address, credentials=self._credentials, encrypt=encrypt, max_message_bytes=MAX_MESSAGE_BYTES
         )

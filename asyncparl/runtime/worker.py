@@ -88,7 +88,7 @@ def _telling_why_not(control_fd: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        os.write(control_fd, CANNOT_START + explain(error).encode(errors="backslashreplace"))
+        os.write(control_fd, CANNOT_START + explain(error, "its process").encode(errors="backslashreplace"))
         raise
 
 

@@ -139,8 +139,9 @@ class WorkerPool:
     def why_starting(self, actor_id: str) -> str:
         """What keeps an actor's process from being there, for people; empty if nothing unusual does."""
         worker = self._workers.get(actor_id)
-        is_starting = worker is not None and worker.member.state is ActorState.STARTING
-        return worker.why_starting() if worker is not None and is_starting else ""
+        if worker is None or worker.member.state is not ActorState.STARTING:
+            return ""
+        return worker.why_starting()
 
     async def figures(self) -> dict[str, WorkerFigures]:
         """What the actors that run do, as far as they answer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -37,7 +36,7 @@ class ZygoteClient:
     def __init__(self, kind: ZygoteKind, started: StartedZygote) -> None:
         self._process, self._std_socket = started
         self._preload = kind.preload
-        self._heard_at = -math.inf
+        self._heard_at: float | None = None
         self._sending = trio.Lock()
         self._socket = trio.socket.from_stdlib_socket(self._std_socket)
 
@@ -79,9 +78,10 @@ class ZygoteClient:
         who = f"the process that starts workers (pid {self._process.pid})"
         if is_stopped(self._process.pid):
             return f"{who} is stopped (SIGSTOP)"
-        if trio.current_time() - max(since, self._heard_at) < SLOW_S:
+        silent_since = since if self._heard_at is None else max(since, self._heard_at)
+        if trio.current_time() - silent_since < SLOW_S:
             return ""
-        if self._preload and self._heard_at == -math.inf:
+        if self._preload and self._heard_at is None:
             return f"{who} has not answered yet; it imports {', '.join(self._preload)} first"
         return f"{who} does not answer"
 
@@ -94,10 +94,9 @@ class ZygoteClient:
         self._process.send_signal(signal.SIGCONT)
 
     def hang_up(self) -> None:
-        """Let it end, as it has no workers. `reap` it."""
-        with contextlib.suppress(
-            OSError
-        ):  # it has died, or does not listen: that our end is closed says nearly the same
+        """Let it end, and with it the workers that it has. `reap` it."""
+        # It may have died, or not listen: that our end is closed says nearly the same.
+        with contextlib.suppress(OSError):
             self._std_socket.send(zygote.encode(zygote.Leave()))
         self._socket.close()
         self.wake()
@@ -109,7 +108,7 @@ class ZygoteClient:
     def close(self) -> None:
         """End it, and with it every worker that is left."""
         self.hang_up()
-        if self._heard_at == -math.inf:  # it has no workers, and may import for long before it sees that we left
+        if self._heard_at is None:  # it has no workers, and may import for long before it sees that we left
             self._process.kill()
         try:
             self._process.wait(timeout=2)

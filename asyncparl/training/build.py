@@ -17,7 +17,7 @@ from asyncparl.rl import Model, default_model
 from asyncparl.training.checkpoint import Counters
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import VectorEnvironment, make_environment
-from asyncparl.training.errors import ConfigError, WrongEnvironmentError, told
+from asyncparl.training.errors import ConfigError, WrongEnvironmentError, first_line, told
 from asyncparl.training.schedules import set_schedules
 
 ModelClass = Callable[..., Model]
@@ -118,7 +118,7 @@ def check_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"device {name!r} cannot be used: {first_line(error)}") from error
     return device
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from asyncparl.rl.checkpoint import read_checkpoint, write_checkpoint
-from asyncparl.training.errors import RunFolderError
+from asyncparl.training.errors import RunFolderError, first_line
 
 NUM_KEPT = 2
 BEST_NAME = "best.pt"
@@ -137,7 +137,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         score = Score(**contents["score"]) if "score" in contents else None
         return Checkpoint(Counters(**contents["counters"]), contents["algorithm"], contents["random_state"], score)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise RunFolderError(f"checkpoint {path} cannot be read: {str(error).splitlines()[0]}") from error
+        raise RunFolderError(f"checkpoint {path} cannot be read: {first_line(error)}") from error
 
 
 def to_cpu(state: Any) -> Any:

@@ -155,11 +155,19 @@ class TrainingConfig:
             raise ConfigError("\n".join(problems))
 
     def _default(self, name: str) -> Any:
-        """Of a setting that depends on the algorithm. Asked in the order of the fields."""
+        """Of a setting that depends on the algorithm. Asked in the order of the fields.
+
+        A rollout of every actor has to fit into a learner's share of the batch: a default fits to what is given.
+        """
         defaults = DEFAULTS[self.algorithm]
-        if name == "batch_size" and defaults.is_synchronous:
-            return self.num_actors * self.envs_per_actor
-        return defaults.presets["ours"].get(name)
+        value = defaults.presets["ours"].get(name)
+        if defaults.is_synchronous:
+            return self.num_actors * self.envs_per_actor if name == "batch_size" else value
+        if name == "batch_size" and _is_count(self.envs_per_actor) and _is_count(self.num_learners):
+            return max(value or 0, self.envs_per_actor * self.num_learners)
+        if name == "envs_per_actor" and _is_count(self.batch_size) and _is_count(self.num_learners):
+            return max(1, min(value or 1, self.batch_size // self.num_learners))
+        return value
 
     @classmethod
     def for_this_machine(
@@ -382,6 +390,10 @@ def _not_repeatable(config: TrainingConfig) -> Iterator[str]:
             yield f"{name} must be 1 in a repeatable run, not {getattr(config, name)}"
     if config.cluster is not None:
         yield "a repeatable run plays on this machine: cluster must not be given"
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
 def _wrong_batch_size(config: TrainingConfig) -> Iterator[str]:

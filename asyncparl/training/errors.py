@@ -33,6 +33,11 @@ class LearnersParted(TrainingError):
     """One of several learners has lost the others. Why, the report of a death says, if there is one."""
 
 
+def first_line(error: Exception) -> str:
+    """What it says, or what it is if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def told(error: Exception) -> str:
     """An exception of a user's code in one line, with the place in that code: not in ours, nor in a library's."""
     own = [

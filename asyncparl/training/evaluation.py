@@ -176,33 +176,35 @@ class Evaluator:
         weights: Weights,
         num_episodes: int,
         *,
-        on_played: Callable[[int, list[Episode]], object] = lambda first, episodes: None,
+        on_played: Callable[[Evaluation], object] = lambda so_far: None,
     ) -> Evaluation:
         """Play that many episodes with these weights.
 
         Args:
-            on_played: called with the episodes of each group when all of them have ended, and the number of the first.
+            on_played: called when all episodes of a group have ended, with those of all such groups so far: short
+                episodes end first, and are no fair sample of a group that is still played.
 
         Raises:
             ValueError: the weights are of another model.
             TrainingError: an episode does not end.
             ActorDied, Exception: what happened to an actor, or what its environment raised.
         """
-        groups = [(first, min(GROUP, num_episodes - first)) for first in range(0, num_episodes, GROUP)]
+        waiting = iter(range(0, num_episodes, GROUP))
         played: dict[int, list[Episode]] = {}
-        waiting = list(reversed(groups))
+
+        def so_far() -> Evaluation:
+            return Evaluation(tuple(episode for _, group in sorted(played.items()) for episode in group))
 
         async def play_groups(actor: asyncparl.Proxy) -> None:
-            while waiting:
-                first, number = waiting.pop()
-                played[first] = await actor.play(dict(weights), first, number)
-                on_played(first, played[first])
+            for first in waiting:
+                played[first] = await actor.play(dict(weights), first, min(GROUP, num_episodes - first))
+                on_played(so_far())
 
         with unwrapped_errors():
             async with trio.open_nursery() as nursery:
                 for actor in self._actors:
                     nursery.start_soon(play_groups, actor)
-        return Evaluation(tuple(episode for first, _ in groups for episode in played[first]))
+        return so_far()
 
 
 def check_num_episodes(number: int) -> None:

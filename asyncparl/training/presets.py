@@ -72,7 +72,7 @@ def _ga3c_threads(num_cpus: int, learner_on_cpu: bool) -> dict[str, int]:
 DEFAULTS: Mapping[AlgorithmName, Defaults] = {
     "impala": Defaults("IMPALA", threads=_impala_threads, presets={
         "ours": {
-            **_USUAL, "envs_per_actor": 16, "unroll_length": 20, "batch_size": 32,
+            **_USUAL, "envs_per_actor": 16, "unroll_length": 10, "batch_size": 16,
             "optimizer": "rmsprop", "learning_rate": 6e-4,
         },
         "paper": {

@@ -41,6 +41,9 @@ DEFAULT_TIMEOUT_S = 5.0
 
 Part: TypeAlias = bytes | bytearray | memoryview
 
+Place: TypeAlias = Callable[[memoryview, int], memoryview | None]
+"""Gives memory for a large message, by its beginning and its size; None: anywhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
@@ -64,9 +67,9 @@ class Channel(ABC):
     arena: Arena | None = None
     """Memory that the peer sees as well, if it could map it, which it has to say. Closed together with the channel."""
 
-    place: Callable[[memoryview, int], memoryview | None] | None = None
-    """Asked for memory for a large message, with its beginning and its size: so that it need not be copied to where it
-    belongs. `receive` gives that memory. None: anywhere. Not every transport asks, nor for each message."""
+    place: Place | None = None
+    """Asked for memory for a large message, so that it need not be copied to where it belongs. `receive` gives that
+    memory. Not every transport asks, nor for each message."""
 
     @abstractmethod
     def send_nowait(self, parts: Sequence[Part], *, unchanging: bool = False) -> None:
@@ -83,13 +86,12 @@ class Channel(ABC):
             MessageTooLarge: the message exceeds `max_message_bytes`.
         """
 
-    @property
-    def is_full(self) -> bool:
-        """Whether `send_nowait` would certainly raise `trio.WouldBlock`, if that is known. Thread-safe.
+    def make_room(self) -> bool:
+        """Send what is still kept of earlier messages; False if `send_nowait` would certainly raise `trio.WouldBlock`.
 
-        Raises as `send_nowait` where the channel has ended.
+        True promises nothing. Never blocks. Thread-safe. Raises as `send_nowait` where the channel has ended.
         """
-        return False
+        return True
 
     @abstractmethod
     async def wait_sendable(self) -> None:

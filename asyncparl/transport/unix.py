@@ -28,7 +28,7 @@ import trio
 
 from asyncparl.errors import MessageTooLarge
 from asyncparl.transport.arena import Arena
-from asyncparl.transport.base import Channel, ChannelStatistics, Part
+from asyncparl.transport.base import Channel, ChannelStatistics, Part, Place
 from asyncparl.transport.forks import guard
 from asyncparl.transport.sockets import QUIETLY
 
@@ -62,8 +62,6 @@ class Inbox:
     """Puts messages together from pieces of a stream. Pure: the caller reads."""
 
     def __init__(self, max_message_bytes: int) -> None:
-        self.place: Callable[[memoryview, int], memoryview | None] | None = None
-        """As that of the channel."""
         self.is_greeted = False
         self.messages: deque[memoryview] = deque()
         """Those that are complete."""
@@ -84,8 +82,11 @@ class Inbox:
         buffer[:at] = self._head
         return memoryview(buffer)[at : at + _HEAD_BYTES] if self._after_large else memoryview(buffer)[at:]
 
-    def take_in(self, buffer: bytearray, num_bytes: int) -> None:
+    def take_in(self, buffer: bytearray, num_bytes: int, place: Place | None = None) -> None:
         """So much was read to `space`.
+
+        Args:
+            place: as that of the channel.
 
         Raises:
             BrokenStream: it is not of this protocol, or the message is too large.
@@ -107,7 +108,7 @@ class Inbox:
             body, next_at = at + _LENGTH.size, at + _LENGTH.size + size
             if next_at > end:
                 if _LENGTH.size + size > len(buffer):
-                    self._begin_large(size, memoryview(buffer)[body:end])
+                    self._begin_large(size, memoryview(buffer)[body:end], place)
                     at = end
                 break
             self.messages.append(memoryview(buffer[body:next_at]))
@@ -123,8 +124,8 @@ class Inbox:
         self.is_greeted = True
         return len(_GREETING)
 
-    def _begin_large(self, size: int, beginning: memoryview) -> None:
-        self._large = None if self.place is None else self.place(beginning, size)
+    def _begin_large(self, size: int, beginning: memoryview, place: Place | None) -> None:
+        self._large = None if place is None else place(beginning, size)
         if self._large is None:
             try:
                 self._large = memoryview(bytearray(size))  # by the system, page by page, as it is filled
@@ -194,7 +195,6 @@ class UnixChannel(Channel):
         if self._closed:
             return
         buffer = _common.buffer
-        self._inbox.place = self.place
         space = self._inbox.space(buffer)
         try:
             num_bytes = self._connection.recv_into(space)
@@ -209,7 +209,7 @@ class UnixChannel(Channel):
             return
         self._is_dry = num_bytes < len(space)
         try:
-            self._inbox.take_in(buffer, num_bytes)
+            self._inbox.take_in(buffer, num_bytes, self.place)
         except BrokenStream:
             self._lost = True
 
@@ -280,13 +280,12 @@ class UnixChannel(Channel):
         self._num_sent += 1
         self._sent_bytes += size
 
-    @property
-    def is_full(self) -> bool:
+    def make_room(self) -> bool:
         if not self._kept:
-            return False
+            return True
         with self._lock:
             self._check_sendable()
-            return bool(self._kept) and not self._send_kept()
+            return not self._kept or self._send_kept()
 
     def _write(self, send: Callable[..., int], *arguments: Any) -> int:
         """How much the socket took."""

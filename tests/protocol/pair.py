@@ -18,7 +18,7 @@ def call(core: LinkCore, value: object = None, credit: int = 0) -> int:
 
 def packed(outgoing: Outgoing) -> memoryview:
     """A message as the transport would deliver it."""
-    message, value = outgoing
+    message, value, _ = outgoing
     return memoryview(bytearray(b"".join(encode_frame(message, value.payload, value.buffers))))
 
 

@@ -39,7 +39,7 @@ def joined(cutter: Cutter[list[bytes]], joiner: Joiner, dice: random.Random) -> 
     arrived, under_way = [], deque[tuple[Fragment, list[bytes]]]()
     while cutter.is_ready or under_way:
         if cutter.is_ready and (not under_way or dice.random() < 0.5):
-            _, fragment, parts = cutter.take(lambda transfer: transfer.key, 0.0)
+            _, (fragment, parts, _) = cutter.take(lambda transfer: transfer.key, 0.0)
             assert 0 < sum(map(len, parts)) <= SMALL
             under_way.append((fragment, [bytes(part) for part in parts]))
             assert sum(len(part) for _, parts in under_way for part in parts) < 4 * SMALL

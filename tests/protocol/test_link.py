@@ -9,7 +9,7 @@ import pytest
 
 from asyncparl.errors import ProtocolError
 from asyncparl.protocol.events import AnswerArrived, CallArrived, CancelArrived, Opened
-from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES, LinkCore, LinkState
+from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES, LinkCore, LinkState, Outgoing
 from asyncparl.protocol.messages import (
     PROTOCOL_VERSION,
     Call,
@@ -24,7 +24,7 @@ from asyncparl.protocol.messages import (
     Raised,
     Returned,
 )
-from asyncparl.protocol.values import Encoded, decode_value, encode_value
+from asyncparl.protocol.values import decode_value, encode_value
 from tests.protocol.pair import REPORT, call, carry, frame_of, messages, open_pair, taken
 
 # --- opening ----------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_the_result_of_a_cancelled_call_is_dropped_before_it_is_sent(answer: Cal
     carry(left, right)
     answer(right)
     [outgoing] = taken(right)
-    assert outgoing == (Cancelled(call_id), Encoded(b""))
+    assert outgoing == Outgoing(Cancelled(call_id))
 
 
 def test_a_cancel_that_crosses_the_answer_is_ignored_on_both_sides() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 
 import pytest
 
 from asyncparl.errors import CallFate, ProtocolError
-from asyncparl.protocol import fragments, pace
+from asyncparl.protocol import fragments, pace, values
 from asyncparl.protocol.events import AnswerArrived, CallArrived, CancelArrived, Event, ItemArrived, Opened
 from asyncparl.protocol.frames import decode_frames
 from asyncparl.protocol.link import LinkCore, Outgoing
@@ -318,6 +319,16 @@ def test_what_has_been_sent_is_not_kept() -> None:
     left.take_outgoing()
     del value
     assert not any(isinstance(each, Outgoing | Encoded) for each in gc.get_referrers(buffer))
+
+
+def test_a_fragment_says_whether_the_user_may_still_change_it() -> None:
+    left, _ = open_pair()
+    value = values.large(Encoded(b"", [bytearray(1000)]))
+    left.call(CallKind.METHOD, "take", value)
+    assert left.take_outgoing().is_unchanging, "the head of the frame"
+    assert not left.take_outgoing().is_unchanging
+    value.own(nullcontext(), lambda: None)
+    assert left.take_outgoing().is_unchanging
 
 
 def test_a_call_that_is_larger_than_the_peer_takes_is_settled_when_that_is_known() -> None:

@@ -20,7 +20,7 @@ def play(pace: Pace, line_s: float, bytes_per_s: float, duration_s: float) -> fl
     under_way = deque[tuple[float, bool]]()
     while now < duration_s:
         while pace.has_room:
-            asks = pace.left(FRAGMENT, now, is_last=False)
+            asks = pace.sent(FRAGMENT, now, is_last=False)
             line_is_free_at = max(now, line_is_free_at) + FRAGMENT / bytes_per_s
             under_way.append((line_is_free_at + line_s, asks))
         now, asks = under_way.popleft()
@@ -51,7 +51,7 @@ def test_the_window_shrinks_when_words_come_late() -> None:
     before = pace.window
     assert before > 2 * WINDOW_BYTES
     for _ in range(2):
-        assert pace.left(before // 4, 1.0, is_last=False)
+        assert pace.sent(before // 4, 1.0, is_last=False)
     pace.taken(before // 4, 1.02)
     grown = pace.window
     assert grown > before
@@ -64,14 +64,14 @@ def test_the_window_is_no_larger_than_the_line_is_worth(took_s: float, most: int
     pace = Pace()
     for step in range(100):
         while pace.has_room:
-            pace.left(FRAGMENT, 100.0 * step, is_last=False)
+            pace.sent(FRAGMENT, 100.0 * step, is_last=False)
         pace.taken(pace.num_under_way, 100.0 * step + took_s)
     assert pace.window == most
 
 
 def sent_at_once(pace: Pace, now: float) -> int:
     while pace.has_room:
-        pace.left(FRAGMENT, now, is_last=False)
+        pace.sent(FRAGMENT, now, is_last=False)
     return pace.num_under_way
 
 
@@ -98,7 +98,7 @@ def test_whatever_takes_how_long_either_more_may_be_sent_or_a_word_is_to_come(
         now += pause_s
         if sends and pace.has_room:
             untold += size
-            if pace.left(size, now, is_last=False):
+            if pace.sent(size, now, is_last=False):
                 asked.append(untold)
                 untold = 0
         elif asked:

@@ -300,7 +300,8 @@ async def test_a_fault_of_an_idle_actor_is_known_before_the_next_call(tmp_path: 
         heard = tmp_path / name
         pid = await victim.inflict_at_signal(name, heard)
         while not heard.exists():
-            os.kill(pid, signal.SIGUSR1)  # again, for Python hears it late if it was just about to wait
+            with contextlib.suppress(ProcessLookupError):  # it has died of it meanwhile
+                os.kill(pid, signal.SIGUSR1)  # again, for Python hears it late if it was just about to wait
             await trio.sleep(0.05)
         while fault.is_deadly and "dead" not in repr(victim):
             await trio.sleep(0.01)

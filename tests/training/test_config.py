@@ -28,7 +28,7 @@ WRONG = [
     ({"envs_per_actor": 60_000, "batch_size": 60_000}, r"num_actors \(2\) times envs_per_actor \(60000\) must be at "),
     ({"num_actors": 0}, "num_actors must be at least 1"),
     ({"num_actors": 100_000}, "100000 actors are too many"),
-    ({"envs_per_actor": 33}, r"envs_per_actor \(33\) must not be more than batch_size \(32\)"),
+    ({"envs_per_actor": 33, "batch_size": 32}, r"envs_per_actor \(33\) must not be more than batch_size \(32\)"),
     ({"unroll_length": -20}, "unroll_length must be at least 1"),
     ({"batch_size": 0, "envs_per_actor": 1}, "batch_size must be at least 1"),
     ({"num_batches": 1}, "num_batches must be at least 2"),
@@ -310,18 +310,22 @@ def test_learners_share_the_cores_of_one(
 
 # --- resumed runs
 
-OTHERS = {
+CHANGEABLE_VALUES = {
     "steps": 5, "repeatable": True, "num_actors": 3, "envs_per_actor": 4, "num_batches": 3, "num_predictors": 2,
     "prediction_batch_size": 256, "compress_rollouts": True, "device": "cuda", "precision": "bf16",
     "learner_threads": 3, "num_learners": 2, "schedule_steps": 7, "evaluate_every": 9, "evaluation_episodes": 3,
     "checkpoint_interval_s": 2.0, "report_interval_s": 2.0, "max_actor_restarts": 0, "cluster": "alpha:8010",
+}  # fmt: skip
+"""Another value than the default for each setting that a resumed run may change."""
+
+OTHER_RUN_VALUES = {
     "env": "pong", "algorithm": "a2c", "env_options": EnvironmentOptions(clip_rewards=True), "model": "mine:Mine",
     "lstm": True, "seed": 2, "unroll_length": 7, "batch_size": 64, "optimizer": "adam", "learning_rate": 0.1,
     "anneal_learning_rate": True, "final_learning_rate": 0.1, "rms_epsilon": 0.5, "entropy_cost": 0.5,
     "final_entropy_cost": 0.5, "value_cost": 0.1, "discount": 0.5, "lambda_": 0.5, "max_grad_norm": 1.0,
     "normalise_advantages": True, "log_epsilon": 0.1,
 }  # fmt: skip
-"""Another value than the default for each setting; those from `env` on make it another run."""
+"""The same for each setting that would make it another run."""
 
 
 @pytest.mark.parametrize("name", TrainingConfig.__dataclass_fields__)
@@ -330,11 +334,11 @@ def test_what_does_not_change_what_is_learned_can_be_changed_when_a_run_is_resum
 ) -> None:
     monkeypatch.setattr(config, "usable_cpus", lambda: 4)
     before = TrainingConfig(env="CartPole-v1", algorithm="ga3c", num_actors=4)
-    if list(OTHERS).index(name) < list(OTHERS).index("env"):
-        assert getattr(change_config(before, {name: OTHERS[name]}), name) == OTHERS[name]
+    if name in CHANGEABLE_VALUES:
+        assert getattr(change_config(before, {name: CHANGEABLE_VALUES[name]}), name) == CHANGEABLE_VALUES[name]
     else:
         with pytest.raises(ConfigError, match=f"^{name}.* cannot be changed when a run is resumed: that would be"):
-            change_config(before, {name: OTHERS[name]})
+            change_config(before, {name: OTHER_RUN_VALUES[name]})
 
 
 def test_threads_of_the_emulator_can_be_changed_and_nothing_else_of_the_environment() -> None:
@@ -359,3 +363,23 @@ def test_the_documentation_lists_what_can_be_changed_when_a_run_is_resumed() -> 
     section = text.partition("## Resuming a run")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`(\w+)`", section.partition("|---|")[2].partition("\n\n")[0]))
     assert listed == CHANGEABLE | CHANGEABLE_ENV_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("given", "envs_per_actor", "batch_size"),
+    [
+        ({}, 16, 16),
+        ({"envs_per_actor": 32}, 32, 32),
+        ({"num_learners": 2}, 16, 32),
+        ({"envs_per_actor": 4, "num_learners": 2}, 4, 16),
+        ({"batch_size": 8}, 8, 8),
+        ({"batch_size": 24, "num_learners": 2}, 12, 24),
+        ({"algorithm": "ga3c"}, 64, 128),
+        ({"algorithm": "ga3c", "batch_size": 32}, 32, 32),
+        ({"algorithm": "a2c", "envs_per_actor": 3}, 3, 6),
+    ],
+    ids=str,
+)
+def test_a_default_fits_to_what_is_given(given: dict[str, Any], envs_per_actor: int, batch_size: int) -> None:
+    config = TrainingConfig(env="pong", num_actors=2, **given)
+    assert (config.envs_per_actor, config.batch_size) == (envs_per_actor, batch_size)

@@ -261,6 +261,12 @@ class WithoutRenderMode(Drawn):
         pass
 
 
+class FailingWhenFilmed(Drawn):
+    def __init__(self, render_mode: str | None = None) -> None:
+        if render_mode is not None:
+            raise LookupError("no canvas")
+
+
 class ForgettingRenderMode(Drawn):
     def __init__(self, render_mode: str | None = None) -> None:
         pass
@@ -305,6 +311,7 @@ _KEEPS = r"def __init__\(self, ..., render_mode=None\), that keeps it: self.rend
     [
         (Sound, r"'NAME' cannot be filmed: its render_modes are \[\]; it needs 'rgb_array', and a render\(\) that"),
         (WithoutRenderMode, rf"'NAME' cannot be filmed: its class must take render_mode: {_KEEPS}"),
+        (FailingWhenFilmed, r"'NAME' cannot be filmed: LookupError: no canvas \(test_own_environment.py:\d+\)$"),
         (ForgettingRenderMode, rf"'NAME' cannot be filmed: its render_mode is None: it needs {_KEEPS}"),
         (WithoutRender, rf"NAME cannot be drawn: it has no render\(\); {_FRAME}$"),
         (DrawingNothing, rf"NAME cannot be drawn: {_FRAME}, not NoneType$"),

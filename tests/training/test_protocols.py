@@ -53,7 +53,7 @@ def test_a_protocol_is_played(protocol: Any) -> None:
 
 
 def test_options_win_over_the_protocol_and_evaluations_are_of_whole_games() -> None:
-    options = make_env_options("mnih2015", {"noop_max": 5}, ["max_frames=108000", "noop_max=30"])
+    options = make_env_options("pong", "mnih2015", {"noop_max": 5}, ["max_frames=108000", "noop_max=30"])
     assert options == EnvironmentOptions.for_protocol("mnih2015", max_frames=108_000)
     config = TrainingConfig(env="pong", env_options=options)
     assert TrainingConfig.from_json(config.to_json()) == config

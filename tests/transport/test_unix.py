@@ -72,12 +72,11 @@ def test_large_messages_come_to_where_they_are_wanted(messages: list[bytes], pie
         return given_out[-1]
 
     stream, buffer, inbox, at = GREETING + framed(*messages), bytearray(64), Inbox(1000), 0
-    inbox.place = place
     while at < len(stream):
         space = inbox.space(buffer)
         num_bytes = min(len(space), len(stream) - at, pieces.pop() if pieces else 30)
         space[:num_bytes] = stream[at : at + num_bytes]
-        inbox.take_in(buffer, num_bytes)
+        inbox.take_in(buffer, num_bytes, place)
         at += num_bytes
     assert [bytes(message) for message in inbox.messages] == messages
     placed = [message for message in inbox.messages if any(message.obj is view.obj for view in given_out)]
@@ -154,13 +153,13 @@ async def test_a_message_that_is_larger_than_the_socket_leaves_by_itself() -> No
 async def test_what_nobody_changes_any_more_is_kept_without_a_copy() -> None:
     message = bytearray(range(256)) * (1 << 15)
     with trio.fail_after(20), pair() as (one, other):
-        assert not one.is_full
+        assert one.make_room()
         one.send_nowait([b"head", message], unchanging=True)
-        assert one.is_full
+        assert not one.make_room()
         message[-1] = 7  # he does, so that it shows
         assert bytes(await other.receive()) == b"head" + message
         await one.wait_sendable()
-        assert not one.is_full
+        assert one.make_room()
 
 
 async def test_what_was_kept_still_leaves_when_the_channel_is_closed() -> None:

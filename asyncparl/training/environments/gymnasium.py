@@ -8,7 +8,7 @@ environment that reuses its buffer then overwrites) and took a fifth less time o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -33,12 +33,21 @@ class GymnasiumEnvironment(VectorEnvironment):
     """N environments of one gymnasium id in this process and thread.
 
     Observations in float64 become float32. A Discrete action space may start at any number; ours starts at 0.
+
+    Args:
+        envs: made with `make_one`; they are closed with this one.
     """
 
     def __init__(
-        self, env_id: str, *, num_envs: int, seed: int, options: EnvironmentOptions, filmed: bool = False
+        self,
+        env_id: str,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        *,
+        seed: int,
+        options: EnvironmentOptions,
+        filmed: bool = False,
     ) -> None:
-        self._envs = [_make(env_id, options) for _ in range(num_envs)]
+        self._envs = list(envs)
         if filmed:
             self.frames_per_s = _frame_rate(env_id, self._envs[0])
             self._envs[0].close()
@@ -47,7 +56,7 @@ class GymnasiumEnvironment(VectorEnvironment):
         action_space = _discrete_space(env_id, _space(env_id, self._envs[0], "action_space"))
         self._first_action = int(action_space.start)
         super().__init__(
-            num_envs=num_envs,
+            num_envs=len(self._envs),
             obs_shape=tuple(obs_space.shape or ()),
             obs_dtype=_learnable_dtype(obs_space),
             num_actions=int(action_space.n),
@@ -55,7 +64,7 @@ class GymnasiumEnvironment(VectorEnvironment):
             clip_rewards=bool(options.clip_rewards),
             frame_stack=_frame_stack(self._envs[0]),
         )
-        self._last_stacks = np.empty((num_envs if self.frame_stack > 1 else 0, *self.obs_shape), self.obs_dtype)
+        self._last_stacks = np.empty((self.num_envs if self.frame_stack > 1 else 0, *self.obs_shape), self.obs_dtype)
 
     def _reset(self, seed: int, out: NDArray[Any]) -> None:
         for i, env in enumerate(self._envs):
@@ -167,16 +176,12 @@ class GymnasiumEnvironment(VectorEnvironment):
         return np.array(final_obs, self.obs_dtype).reshape(len(final_obs), *self.obs_shape)
 
 
-def _make(env_id: str, options: EnvironmentOptions, **more: Any) -> gymnasium.Env[Any, Any]:
-    try:
-        # The passive checker costs as much as a small environment; shapes are checked at every reset instead.
-        return gymnasium.make(
-            env_id, max_episode_steps=options.max_episode_steps, disable_env_checker=True, **options.arguments, **more
-        )
-    except (gymnasium.error.Error, ModuleNotFoundError, TypeError):
-        raise  # most likely none of its class: `make_environment` and `_make_filmed` know
-    except Exception as error:
-        raise ValueError(f"{env_id!r} cannot be made: {told(error)}") from error
+def make_one(env_id: str, options: EnvironmentOptions, **more: Any) -> gymnasium.Env[Any, Any]:
+    """An environment as gymnasium makes it. Raises whatever that raises, or the environment's own class."""
+    # The passive checker costs as much as a small environment; shapes are checked at every reset instead.
+    return gymnasium.make(
+        env_id, max_episode_steps=options.max_episode_steps, disable_env_checker=True, **options.arguments, **more
+    )
 
 
 _WANTED_FRAME = "render() must give an array uint8[height, width, 3] where render_mode is 'rgb_array'"
@@ -185,10 +190,10 @@ _WANTED_FRAME = "render() must give an array uint8[height, width, 3] where rende
 def _make_filmed(env_id: str, options: EnvironmentOptions) -> gymnasium.Env[Any, Any]:
     keeps = "def __init__(self, ..., render_mode=None), that keeps it: self.render_mode = render_mode"
     try:
-        env = _make(env_id, options, render_mode="rgb_array")
+        env = make_one(env_id, options, render_mode="rgb_array")
     except TypeError as error:  # it could be made without
         raise ValueError(f"{env_id!r} cannot be filmed: its class must take render_mode: {keeps}") from error
-    except ImportError as error:
+    except Exception as error:
         raise ValueError(f"{env_id!r} cannot be filmed: {_needed(error)}") from error
     if env.render_mode != "rgb_array":
         env.close()
@@ -196,7 +201,7 @@ def _make_filmed(env_id: str, options: EnvironmentOptions) -> gymnasium.Env[Any,
     return env
 
 
-def _needed(error: ImportError) -> str:
+def _needed(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"it needs the module {error.name}, which is not installed: pip install the package that brings it"
     return told(error)
@@ -214,7 +219,7 @@ def _frame_stack(env: Any) -> int:
 
 
 def _frame_rate(env_id: str, env: gymnasium.Env[Any, Any]) -> float:
-    modes = list(env.metadata.get("render_modes", ()))
+    modes = list(env.metadata.get("render_modes") or ())
     if "rgb_array" not in modes:
         raise ValueError(
             f"{env_id!r} cannot be filmed: its render_modes are {modes}; it needs 'rgb_array', and a render() that "

@@ -11,7 +11,7 @@ import gymnasium
 
 from asyncparl.training.environments.base import VectorEnvironment
 from asyncparl.training.environments.options import EnvironmentOptions, check_option_names
-from asyncparl.training.errors import told
+from asyncparl.training.errors import first_line, told
 
 
 def make_environment(
@@ -81,22 +81,24 @@ def check_given_options(env_id: str, names: Collection[str]) -> None:
 def _make_gymnasium(
     env_id: str, num_envs: int, seed: int, options: EnvironmentOptions, filmed: bool
 ) -> VectorEnvironment:
-    from asyncparl.training.environments.gymnasium import GymnasiumEnvironment
+    from asyncparl.training.environments.gymnasium import GymnasiumEnvironment, make_one
 
     if env_id.count(":") > 1:
         raise ValueError(f"an environment id is EnvId or module:EnvId, got {env_id!r}")
     try:
-        return GymnasiumEnvironment(env_id, num_envs=num_envs, seed=seed, options=options, filmed=filmed)
+        envs = [make_one(env_id, options) for _ in range(num_envs)]
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"no environment is called {env_id!r}{_hint(env_id)}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ValueError(f"{env_id!r} cannot be made: {first_line}{_where_hint(env_id, error)}") from error
+        raise ValueError(f"{env_id!r} cannot be made: {first_line(error)}{_where_hint(env_id, error)}") from error
     except TypeError as error:
         # Gymnasium raises one of its own from that of the class.
         cause = error.__cause__ if isinstance(error.__cause__, TypeError) else error
         arguments = f" with {dict(options.arguments)}" if options.arguments else ""
         raise ValueError(f"{env_id!r} cannot be made{arguments}: {told(cause)}{_argument_hint(cause)}") from error
+    except Exception as error:
+        raise ValueError(f"{env_id!r} cannot be made: {told(error)}") from error
+    return GymnasiumEnvironment(env_id, envs, seed=seed, options=options, filmed=filmed)
 
 
 def _where_hint(env_id: str, error: Exception) -> str:
