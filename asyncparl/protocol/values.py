@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import pickle
 import sys
 import types
@@ -321,10 +322,15 @@ def _encode_by_pickle(value: object, main_names: frozenset[str] | None) -> Encod
         # By far the most common reason is a lambda or a local class.
         try:
             return _pickled_with(_code_pickler(), value, main_names)
+        except _OpenFile as open_file:
+            reason = str(open_file)
         except Exception:
-            raise SerializationError(
-                f"a value of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: {error}"
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+        raise SerializationError(f"a value of type {type(value).__qualname__} cannot be pickled: {reason}") from error
+
+
+class _OpenFile(Exception):
+    """A value is an open file, or has one."""
 
 
 @functools.cache
@@ -337,6 +343,9 @@ def _code_pickler() -> Any:
         main_names: frozenset[str] | None
 
         def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
+                # cloudpickle would send a copy of its content, which nothing that is written to it reaches.
+                raise _OpenFile("an open file stays in its process: send its path, or what is in it")
             is_code = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"
             return NotImplemented if is_code and self._is_found(value) else super().reducer_override(value)
 

@@ -210,7 +210,10 @@ CONFIG_FILES = {
         ("--env pong --step 5", "error: No such option '--step'"),
         ("--env pong --actors 0", "error: Invalid value for '--actors'"),
         ("--env pong --actors 100000", "error: 100000 actors are too many for"),
-        ("--env pong --envs-per-actor 64 --batch-size 32", "error: envs_per_actor (64) must not be more than batch_size (32)"),
+        (
+            "--env pong --envs-per-actor 64 --batch-size 32",
+            "error: envs_per_actor (64) must not be more than batch_size (32)",
+        ),
         ("--env pong --learning-rate 0", "error: Invalid value for '--learning-rate'"),
         ("--env pong --precision fp8", "error: Invalid value for '--precision': 'fp8' is not one of"),
         ("--env pong --device tpu7", "error: device 'tpu7' cannot be used"),

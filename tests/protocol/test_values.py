@@ -273,6 +273,17 @@ def test_what_cannot_be_pickled_is_named(value: Any, type_name: str) -> None:
         encode_value({"key": [1, value]})
 
 
+def test_an_open_file_is_refused_and_not_replaced_by_a_copy_of_its_content(tmp_path: pathlib.Path) -> None:
+    with (tmp_path / "log").open("w+") as file:
+        for value in (file, {"log": file}, lambda: file):
+            with pytest.raises(SerializationError, match="an open file stays in its process: send its path, or what"):
+                encode_value(value)
+
+
+def test_the_streams_of_the_process_are_those_of_the_other_one() -> None:
+    assert travel(lambda: sys.stderr)() is sys.stderr
+
+
 def test_an_error_inside_the_users_own_pickling_is_a_serialization_error() -> None:
     class Stubborn:
         def __reduce__(self) -> Any:
