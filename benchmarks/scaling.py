@@ -96,6 +96,11 @@ class Outcome:
 # --- sizes -------------------------------------------------------------------------------------------------------
 
 
+def paper_config() -> TrainingConfig:
+    """Rollouts and batches as in the paper: ours are smaller, for machines with a few cores."""
+    return TrainingConfig(env="pong", precision="bf16", unroll_length=20, batch_size=32)
+
+
 def make_rollout(config: TrainingConfig) -> FrameRollout:
     """What an actor sends, without episodes that end."""
     shape = num_steps, num_envs = config.unroll_length, config.envs_per_actor
@@ -327,7 +332,7 @@ def main() -> None:
         "--save", action="store_true", help="write results/scaling.json and the tables of docs/scaling.md"
     )
     arguments = parser.parse_args()
-    config = TrainingConfig(env="pong", precision="bf16")
+    config = paper_config()
     if arguments.measure:
         record = {"machine": machine(), "inputs": asdict(measure(config, arguments.repeats))}
     else:

@@ -8,11 +8,10 @@ import math
 
 import pytest
 
-from asyncparl.training import TrainingConfig
 from benchmarks import scaling
 from benchmarks.scaling import Inputs, Setup, count_until, simulate, stacked_bytes, tables
 
-CONFIG = TrainingConfig(env="pong", precision="bf16")
+CONFIG = scaling.paper_config()
 STEPS = CONFIG.unroll_length * CONFIG.envs_per_actor
 FAST = Setup(num_actors=4, play_rate=1000.0, learn_rate=1e9, link_bytes_s=1e15, loop_s=1e-9)
 

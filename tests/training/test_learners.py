@@ -34,7 +34,7 @@ TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _config(algorithm: Any = "impala", **settings: Any) -> TrainingConfig:
-    sizes = {} if algorithm == "a2c" else {"batch_size": 16}
+    sizes = {} if algorithm == "a2c" else {"batch_size": 16, "unroll_length": 5 if algorithm == "ga3c" else 20}
     small = {
         "env": CATCH_ID,
         "algorithm": algorithm,

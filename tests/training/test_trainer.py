@@ -76,7 +76,7 @@ async def test_catch_is_learned(tmp_path: Path) -> None:
 
 
 async def test_a_run_ends_with_the_batch_that_has_its_last_step(tmp_path: Path) -> None:
-    config = _config(steps=6_000, envs_per_actor=16, batch_size=32)
+    config = _config(steps=6_000, envs_per_actor=16, batch_size=32, unroll_length=20)
     result = await _run(Trainer(config, run_dir=tmp_path / "run"))
     assert result.stop_reason is None
     assert result.agent_steps == 6_400  # whole batches of 640
