@@ -257,7 +257,8 @@ def test_all_is_removed_even_after_an_error() -> None:
     skip_without_hosts()
     names, links = names_of(os.getpid()), show("ip", "link")
     # Neither of these two ends with the other, nor with its process group.
-    script = "import os, time; os.fork() or os.setsid(); print(os.getpid(), flush=True); time.sleep(1000)"
+    # Each line in one write: an unbuffered `print` makes two, and the other one's line may come between them.
+    script = "import os, time; os.fork() or os.setsid(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(1000)"
     with pytest.raises(ZeroDivisionError), Network() as network:
         host, _ = network.host("a", delay_s=0.01), network.host("b", nat=True)
         parent = host.start([sys.executable, "-c", script], stdout=subprocess.PIPE)
