@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from asyncparl.transport.unix import UnixChannel
 
 RESULTS = Path(__file__).parent / "results" / "round-trip"
 WARM_UP_CALLS = 300
+GROUP = 100
 STAGES = [  # what begins at a moment, and in which process
     ("caller: the proxy, and its arguments", "caller", "begin"),
     ("caller: the link's core, a frame", "caller", "call begins"),
@@ -112,9 +114,14 @@ async def stage_times(num_calls: int) -> tuple[list[list[float]], list[float]]:
 
 
 def rows_of(stages: Sequence[list[float]], totals: list[float]) -> list[Row]:
-    """A row for each stage, and the sum."""
-    rows = [Row(name, "us", times) for (name, _, _), times in zip(STAGES, stages, strict=True)]
-    return [*rows, Row("all of it", "us", totals)]
+    """A row for each stage, and one for all of it; a sample is the median of a hundred calls."""
+    rows = [Row(name, "us", medians(times)) for (name, _, _), times in zip(STAGES, stages, strict=True)]
+    return [*rows, Row("all of it", "us", medians(totals))]
+
+
+def medians(times: Sequence[float]) -> list[float]:
+    """Of each group of calls."""
+    return [statistics.median(times[first : first + GROUP]) for first in range(0, len(times), GROUP)]
 
 
 def main() -> None:
