@@ -187,7 +187,7 @@ class Actors:
             self._free(lease.actor_id)
         self._scheduler.runs_already(lease.actor_id)
         self._refuse_namesake(lease)
-        self._leases.adopt(node, lease)
+        self._leases.adopt(lease)
         self._directory.known(lease.actor_id, lease.actor_name, lease.driver_id, lease.title)
         if lease.title.may_restart:
             # We may be a new master: whoever lives joins us too. If he does not, nobody starts the actor again.
@@ -213,14 +213,18 @@ class Actors:
         self._outstanding |= {held.lease.actor_id: held for held in node.held.values() if held.granted_at is not None}
         self.node_left(node)
 
-    def node_is_back(self, node: Node, now: float) -> None:
-        """It was lost, or was never here. Places on it that are outstanding are given once more, to the same actors."""
+    def node_is_back(self, node: Node) -> None:
+        """It was lost, or was never here. Places on it that are outstanding are given once more, to the same actors.
+
+        For no longer than before: perhaps an actor has come and gone there while nobody told us.
+        """
         for held in [held for held in self._outstanding.values() if held.lease.node_id == node.node_id]:
-            lease = self._outstanding.pop(held.lease.actor_id).lease
+            lease = held.lease
+            del self._outstanding[lease.actor_id]
             is_free = lease.actor_id not in self._leases and self._scheduler.waiting(lease.actor_id) is None
             if is_free and lease.driver_id in self._drivers and not lease_fault(lease, node.node_id, node.capacity):
                 self._directory.known(lease.actor_id, lease.actor_name, lease.driver_id, lease.title)
-                self._leases.grant(lease, now)
+                self._leases.grant(held)
 
     # --- time
 

@@ -58,7 +58,7 @@ class ClusterCore:
             self.actors.node_rejoins(old, leases, info.capacity)
         node = self._nodes.join(info, incarnation, now)
         if old is None:
-            self.actors.node_is_back(node, now)
+            self.actors.node_is_back(node)
         else:
             for held in old.held.values():
                 node.book(held)

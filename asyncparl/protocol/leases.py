@@ -9,10 +9,9 @@ A node that tells of an actor which was never granted here has it booked as STAR
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
-from asyncparl.protocol.nodes import Held, Node
+from asyncparl.protocol.nodes import Held
 from asyncparl.protocol.resources import Lease
 from asyncparl.protocol.roster import Roster
 
@@ -26,8 +25,8 @@ class Leases:
     def __init__(self, nodes: Roster) -> None:
         self._nodes = nodes
         self._held: dict[str, Held] = {}
-        self._unstarted: OrderedDict[str, Held] = OrderedDict()
-        """Those of `_held` that are only granted, oldest first."""
+        self._unstarted: dict[str, Held] = {}
+        """Those of `_held` that are only granted."""
 
     def __iter__(self) -> Iterator[Held]:
         return iter(self._held.values())
@@ -46,20 +45,19 @@ class Leases:
         """The actors of this driver that have places and have not started."""
         return [actor_id for actor_id, held in self._unstarted.items() if held.lease.driver_id == driver_id]
 
-    def grant(self, lease: Lease, now: float) -> None:
+    def grant(self, held: Held) -> None:
         """Give the place to an actor that has none."""
-        held = self._book(self._nodes[lease.node_id], Held(lease, now))
-        self._unstarted[lease.actor_id] = held
+        self._book(held)
+        self._unstarted[held.lease.actor_id] = held
 
-    def adopt(self, node: Node, lease: Lease) -> None:
-        """An actor that has no place here runs on the node."""
-        self._book(node, Held(lease))
+    def adopt(self, lease: Lease) -> None:
+        """An actor that has no place here runs on its node."""
+        self._book(Held(lease))
 
     def renew(self, actor_id: str, now: float) -> None:
         """If it has not started: its place is still wanted, and kept for another while."""
-        if (held := self._unstarted.pop(actor_id, None)) is not None:
+        if (held := self._unstarted.get(actor_id)) is not None:
             held.granted_at = now
-            self._unstarted[actor_id] = held
 
     def started(self, held: Held) -> None:
         """Its node says so, perhaps once more."""
@@ -74,14 +72,12 @@ class Leases:
 
     def overdue(self, now: float) -> list[str]:
         """The actors that should have started by now."""
-        overdue = []
-        for actor_id, held in self._unstarted.items():
-            if held.granted_at is None or now - held.granted_at < START_LIMIT_S:
-                break
-            overdue.append(actor_id)
-        return overdue
+        return [
+            actor_id
+            for actor_id, held in self._unstarted.items()
+            if held.granted_at is not None and now - held.granted_at >= START_LIMIT_S
+        ]
 
-    def _book(self, node: Node, held: Held) -> Held:
-        node.book(held)
+    def _book(self, held: Held) -> None:
+        self._nodes[held.lease.node_id].book(held)
         self._held[held.lease.actor_id] = held
-        return held

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from asyncparl.protocol.cluster_view import WaitingSummary
 from asyncparl.protocol.decisions import DemandRefused, Granted
 from asyncparl.protocol.leases import Leases
+from asyncparl.protocol.nodes import Held
 from asyncparl.protocol.placement import choose, waiting_reason
 from asyncparl.protocol.resources import ONE, ActorTitle, Demand, Lease, Need, check_demand, need_of
 from asyncparl.protocol.roster import Roster
@@ -92,7 +93,7 @@ class Scheduler:
             gpu_share=need_of(waiting.demand).gpu_share / ONE,
             title=waiting.title,
         )
-        self._leases.grant(lease, now)
+        self._leases.grant(Held(lease, now))
         self._untold[lease.actor_id] = None
         return True
 

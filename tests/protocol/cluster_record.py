@@ -154,7 +154,7 @@ class Record:
                 self.outstanding[actor_id] = self.actors[actor_id]
         self.forget_node(node_id)
 
-    def is_back(self, node_id: str, num_gpus: int, now: float) -> None:
+    def is_back(self, node_id: str, num_gpus: int) -> None:
         """The node was lost: its places are kept for those that may still start there."""
         for actor_id, actor in list(self.outstanding.items()):
             if actor.lease is None or actor.lease.node_id != node_id:
@@ -162,7 +162,7 @@ class Record:
             del self.outstanding[actor_id]
             has_gpus = set(actor.lease.gpu_ids) <= set(range(num_gpus))
             if actor_id not in self.actors and actor.driver_id in self.drivers and has_gpus:
-                self.actors[actor_id] = ActorRecord(actor.driver_id, actor.demand, now, actor.lease, now)
+                self.actors[actor_id] = actor
 
     def forget_node(self, node_id: str) -> None:
         """With the actors that had a place there."""

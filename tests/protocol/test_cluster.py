@@ -174,6 +174,19 @@ def test_a_place_on_a_node_that_was_lost_and_is_back_is_kept_for_whoever_may_sti
     assert cluster.granted() == ["a2 on n1"]
 
 
+def test_nor_is_it_kept_for_longer_than_if_the_node_had_never_been_lost() -> None:
+    cluster = Cluster(info("n1", 1))
+    assert [cluster.want("a1"), cluster.want("a2")] == ["n1", "waits"]
+    cluster.silent = {"n1"}
+    cluster.wait(5)
+    cluster.silent = set()
+    cluster.join_node(info("n1", 1), 2, [], cluster.now)
+    cluster.wait(54)  # a1 may have started and ended meanwhile, and its node had nobody to tell that
+    assert cluster.granted() == []
+    cluster.wait(1)
+    assert cluster.granted() == ["a2 on n1"]
+
+
 def test_of_an_actor_that_was_refused_others_are_told_why() -> None:
     cluster = Cluster(info("n1", 1))
     reason = cluster.want("a1", cpus=9)

@@ -112,7 +112,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for actor_id in over:
             del self.record.actors[actor_id]
         if old is None:
-            self.record.is_back(node_id, capacity.num_gpus, self.now)
+            self.record.is_back(node_id, capacity.num_gpus)
         is_draining = old is not None and old.is_draining
         self.record.nodes[node_id] = NodeRecord(capacity, incarnation, self.now, self.now, is_draining=is_draining)
         self.record.lost.pop(node_id, None)

@@ -333,6 +333,19 @@ FOUND = {
             Step("create", 5, 665, 6),
         ),
     ),
+    "the place of an actor that came and went while the master was away is kept for a minute more": Scenario(
+        seed=6000452,
+        settings=Settings(
+            num_nodes=3, num_drivers=2, cpus=2, latency="awful", queued_messages=3, slow_jobs=0.5, is_in_a_hurry=True
+        ),
+        steps=(
+            Step("create", 475, 197, 2),
+            Step("cut path", 174, 33, 5),
+            Step("close", 10, 74, 7),
+            Step("wait", 119, 882, 7),
+            Step("hold", 854, 99, 3),
+        ),
+    ),
 }
 
 
