@@ -70,6 +70,8 @@ class Worker:
     pid: int = 0
     was_signalled: bool = False
     """By us."""
+    was_killed: bool = False
+    """By us, or it would have been if it had a process."""
     was_asked: bool = False
     is_final: bool = False
     """Both as of `ActorExited`."""

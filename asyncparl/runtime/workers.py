@@ -95,13 +95,18 @@ class WorkerPool:
         return None if worker is None else worker.member.owner
 
     async def stop(self, actor_id: str, grace_s: float, *, is_final: bool = False) -> None:
-        """SIGTERM, then SIGKILL after `grace_s` (at once if 0). Returns when it has ended and was reported."""
+        """SIGTERM, then SIGKILL after `grace_s` (at once if 0, or if it has no process yet).
+
+        Returns when it has ended and was reported.
+        """
         worker = self._workers.get(actor_id)
         if worker is None:
             return
         worker.was_asked = True
         worker.is_final = worker.is_final or is_final
         await worker.look()
+        if worker.zygote.may_import:
+            grace_s = 0.0
         if self._membership.stop(actor_id, grace_s=grace_s, now=trio.current_time()):
             self._deadlines_changed.set()
             if grace_s > 0:
@@ -163,7 +168,7 @@ class WorkerPool:
             overdue = self._membership.overdue(now=trio.current_time())
             for member in overdue:
                 if (worker := self._workers.get(member.actor_id)) is not None:
-                    await worker.send_signal(signal.SIGKILL)
+                    await self._kill(worker)
             if overdue:
                 await trio.sleep(0.05)  # until the zygote reports them, they stay overdue
 
@@ -206,6 +211,17 @@ class WorkerPool:
     def _follow(self, kind: ZygoteKind, client: ZygoteClient) -> None:
         self._zygotes[kind] = client
         self._nursery.start_soon(self._follow_zygote, client)
+
+    async def _kill(self, worker: Worker) -> None:
+        worker.was_killed = True
+        siblings = [other for other in self._workers.values() if other.zygote is worker.zygote]
+        if worker.zygote.may_import and all(sibling.was_killed for sibling in siblings):
+            # What it imports takes its time, and nobody waits for the processes that it would start then.
+            for sibling in siblings:
+                sibling.failure = sibling.failure or "it was stopped before it had a process"
+            worker.zygote.kill()
+        else:
+            await worker.send_signal(signal.SIGKILL)
 
     def _make_room(self) -> None:
         """Drop the oldest zygote without workers, if there are many."""

@@ -73,6 +73,11 @@ class ZygoteClient:
         self._heard_at = trio.current_time()
         return zygote.decode_from_zygote(packet) if packet else None
 
+    @property
+    def may_import(self) -> bool:
+        """Whether it may not serve yet, because it imports what is to be preloaded: it has no workers."""
+        return self._heard_at is None
+
     def why_silent(self, since: float) -> str:
         """Why a worker is not there that was asked for at `since`, for people; empty if that is soon."""
         who = f"the process that starts workers (pid {self._process.pid})"
@@ -81,7 +86,7 @@ class ZygoteClient:
         silent_since = since if self._heard_at is None else max(since, self._heard_at)
         if trio.current_time() - silent_since < SLOW_S:
             return ""
-        if self._preload and self._heard_at is None:
+        if self._preload and self.may_import:
             return f"{who} has not answered yet; it imports {', '.join(self._preload)} first"
         return f"{who} does not answer"
 
@@ -108,7 +113,7 @@ class ZygoteClient:
     def close(self) -> None:
         """End it, and with it every worker that is left."""
         self.hang_up()
-        if self._heard_at is None:  # it has no workers, and may import for long before it sees that we left
+        if self.may_import:  # perhaps for long, before it sees that we left
             self._process.kill()
         try:
             self._process.wait(timeout=2)

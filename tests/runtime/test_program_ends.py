@@ -148,48 +148,59 @@ async def test_ctrl_c_that_hits_a_task_of_the_runtime_leaves_the_block_in_no_gro
             await trio.sleep_forever()
 
 
-STARTING = """
-    import asyncparl, trio, trio.testing
+LEAVING = """
+    import asyncparl, os, signal, sys, trio, trio.testing
 
     @asyncparl.remote_class
     class Worker:
         def echo(self, value): return value
 
-    async def main():
-        async with asyncparl.connect(preload=["endless"]):
+    async def main(what):
+        async with asyncparl.connect(preload=["endless"] if what == "starting" else None):
             try:
-                with trio.move_on_after(1) as patience:
-                    await Worker().echo(1)
-                assert patience.cancelled_caught  # its process cannot be there yet
+                await globals()[what]()
                 print("waits", flush=True)
                 await trio.sleep_forever()
             finally:
                 trio.lowlevel.spawn_system_task(tell_that_it_waits_again)
+
+    async def starting():
+        with trio.move_on_after(1) as patience:
+            await Worker().echo(1)
+        assert patience.cancelled_caught  # its process cannot be there yet
+
+    async def stopped():
+        await Worker().echo(1)
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            for pid in children.read().split():
+                os.kill(int(pid), signal.SIGSTOP)
 
     async def tell_that_it_waits_again():
         await trio.testing.wait_all_tasks_blocked(0.1)
         print("leaves", flush=True)
 
     if __name__ == "__main__":
-        trio.run(main)
+        trio.run(main, sys.argv[1])
 """
 
 
-def test_a_second_ctrl_c_ends_a_program_at_once_whose_actors_are_still_starting(tmp_path: Path) -> None:
-    write(tmp_path, {"program.py": textwrap.dedent(STARTING), "endless.py": "import time; time.sleep(600)"})
-    mark, before = secrets.token_hex(8), process_table(b"STARTING", set())
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "STARTING": mark}
-    command = [sys.executable, str(tmp_path / "program.py")]
+@pytest.mark.parametrize(("what", "words"), [("starting", ["waits\n"]), ("stopped", ["waits\n", "leaves\n"])])
+def test_ctrl_c_ends_a_program_soon_whose_actors_are_starting_and_the_second_one_whose_cluster_does_not_answer(
+    what: str, words: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, {"program.py": textwrap.dedent(LEAVING), "endless.py": "import time; time.sleep(600)"})
+    mark, before = secrets.token_hex(8), process_table(b"LEAVING", set())
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "LEAVING": mark}
+    command = [sys.executable, str(tmp_path / "program.py"), what]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as program:
         assert program.stdout is not None
-        for word in ("waits\n", "leaves\n"):
+        for word in words:
             assert program.stdout.readline() == word
             program.send_signal(signal.SIGINT)
-        # The first one alone waits for the zygote, which does not hear: for as long as a session may take to end.
         _, errors = program.communicate(timeout=SESSION_LIMIT_S / 2)
     assert program.returncode == -signal.SIGINT
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert process_table(f"STARTING={mark}".encode(), set()) <= before
+    assert process_table(f"LEAVING={mark}".encode(), set()) <= before
 
 
 MOMENTS = 14

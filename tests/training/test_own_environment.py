@@ -244,16 +244,51 @@ def test_an_environment_that_cannot_be_made_is_one_clear_line(environment: Any, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("environment", [Sound, OutOfBounds])
-def test_a_sound_environment_is_taken_and_one_step_of_it_is_tried(environment: type[Sound], register: Register) -> None:
-    assert find_interface(TrainingConfig(env=register(environment))) == Interface((2,), np.dtype(np.float32), 2)
-
-
 class Drawn(Sound):
     metadata: ClassVar = {"render_modes": ["rgb_array"]}
 
     def render(self) -> Any:
         return np.zeros((4, 6, 3), np.uint8)
+
+
+class Counted(Drawn):
+    """Notes which of its copies are open; has a fault, or the third copy cannot be made."""
+
+    opened: ClassVar[list[int]] = []
+    closed: ClassVar[list[int]] = []
+
+    def __init__(self, fault: str, render_mode: str | None = None) -> None:
+        if fault == "third copy" and len(self.opened) == 2:
+            raise LookupError("no room")
+        self.render_mode = render_mode
+        if fault == "film" and render_mode is not None:
+            raise LookupError("no canvas")
+        if fault == "actions":
+            self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.opened.append(id(self))
+
+    def close(self) -> None:
+        self.closed.append(id(self))
+
+
+@pytest.mark.parametrize(("fault", "num_opened"), [("third copy", 2), ("actions", 3), ("film", 3), ("option", 3)])
+def test_no_copy_of_an_environment_stays_open_if_something_is_wrong(
+    fault: str, num_opened: int, register: Register
+) -> None:
+    Counted.opened.clear()
+    Counted.closed.clear()
+    options = EnvironmentOptions(
+        arguments={"fault": fault}, sticky_action_probability=0.25 if fault == "option" else 0.0
+    )
+    with pytest.raises(ValueError, match=r"no room|only Discrete|no canvas|sticky_action"):
+        make_environment(register(Counted), num_envs=3, options=options, filmed=fault == "film")
+    assert len(Counted.opened) == num_opened
+    assert sorted(Counted.closed) == sorted(Counted.opened)
+
+
+@pytest.mark.parametrize("environment", [Sound, OutOfBounds])
+def test_a_sound_environment_is_taken_and_one_step_of_it_is_tried(environment: type[Sound], register: Register) -> None:
+    assert find_interface(TrainingConfig(env=register(environment))) == Interface((2,), np.dtype(np.float32), 2)
 
 
 class WithoutRenderMode(Drawn):

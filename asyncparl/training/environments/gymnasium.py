@@ -8,7 +8,7 @@ environment that reuses its buffer then overwrites) and took a fifth less time o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import gymnasium
@@ -35,23 +35,25 @@ class GymnasiumEnvironment(VectorEnvironment):
     Observations in float64 become float32. A Discrete action space may start at any number; ours starts at 0.
 
     Args:
-        envs: made with `make_one`; they are closed with this one.
+        envs: made with `make_one`; they are closed with this one. If this raises, those in the list are the
+            caller's to close.
     """
 
     def __init__(
         self,
         env_id: str,
-        envs: Sequence[gymnasium.Env[Any, Any]],
+        envs: list[gymnasium.Env[Any, Any]],
         *,
         seed: int,
         options: EnvironmentOptions,
         filmed: bool = False,
     ) -> None:
-        self._envs = list(envs)
+        self._envs = envs
         if filmed:
-            self.frames_per_s = _frame_rate(env_id, self._envs[0])
-            self._envs[0].close()
-            self._envs[0] = _make_filmed(env_id, options)
+            self.frames_per_s = _frame_rate(env_id, envs[0])
+            envs.append(_make_filmed(env_id, options))
+            envs[0], unfilmed = envs.pop(), envs[0]
+            unfilmed.close()
         obs_space = _array_space(env_id, _space(env_id, self._envs[0], "observation_space"))
         action_space = _discrete_space(env_id, _space(env_id, self._envs[0], "action_space"))
         self._first_action = int(action_space.start)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import re
 from collections.abc import Collection
+from typing import Any
 
 import gymnasium
 
@@ -47,13 +49,18 @@ def make_environment(
         from asyncparl.training.environments.atari import AtariEnvironment
 
         return AtariEnvironment(rom_id, num_envs=num_envs, seed=seed, options=options, filmed=filmed)
-    environment = _make_gymnasium(env_id, num_envs, seed, options, filmed)
+    from asyncparl.training.environments.gymnasium import GymnasiumEnvironment
+
+    envs: list[gymnasium.Env[Any, Any]] = []
     try:
+        _make_copies(envs, env_id, num_envs, options)
         options.check_unused(env_id, is_atari=False)  # not earlier: a wrong name is the greater mistake
-    except ValueError:
-        environment.close()
+        return GymnasiumEnvironment(env_id, envs, seed=seed, options=options, filmed=filmed)
+    except BaseException:
+        for env in envs:
+            with contextlib.suppress(Exception):  # there is an error already
+                env.close()
         raise
-    return environment
 
 
 def find_atari_game(env_id: str) -> str | None:
@@ -78,15 +85,14 @@ def check_given_options(env_id: str, names: Collection[str]) -> None:
         check_option_names(names, env_id, is_atari=is_atari)
 
 
-def _make_gymnasium(
-    env_id: str, num_envs: int, seed: int, options: EnvironmentOptions, filmed: bool
-) -> VectorEnvironment:
-    from asyncparl.training.environments.gymnasium import GymnasiumEnvironment, make_one
+def _make_copies(envs: list[gymnasium.Env[Any, Any]], env_id: str, num_envs: int, options: EnvironmentOptions) -> None:
+    """Add them one by one: if one of them cannot be made, the caller still has the others."""
+    from asyncparl.training.environments.gymnasium import make_one
 
     if env_id.count(":") > 1:
         raise ValueError(f"an environment id is EnvId or module:EnvId, got {env_id!r}")
     try:
-        envs = [make_one(env_id, options) for _ in range(num_envs)]
+        envs.extend(make_one(env_id, options) for _ in range(num_envs))
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"no environment is called {env_id!r}{_hint(env_id)}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
@@ -98,7 +104,6 @@ def _make_gymnasium(
         raise ValueError(f"{env_id!r} cannot be made{arguments}: {told(cause)}{_argument_hint(cause)}") from error
     except Exception as error:
         raise ValueError(f"{env_id!r} cannot be made: {told(error)}") from error
-    return GymnasiumEnvironment(env_id, envs, seed=seed, options=options, filmed=filmed)
 
 
 def _where_hint(env_id: str, error: Exception) -> str:
