@@ -43,6 +43,8 @@ class Member:
     """The link that asked for it."""
     deadline: float
     state: ActorState = ActorState.STARTING
+    has_started: bool = False
+    """Its process has answered."""
     failure: str = ""
     """Why we killed it, if we did and nobody asked for it."""
 
@@ -69,6 +71,7 @@ class Membership:
     def ready(self, actor_id: str) -> None:
         """Its process answers. Ignored if it is gone meanwhile."""
         if member := self._members.get(actor_id):
+            member.has_started = True
             self._move(member, "ready")
             if member.state is ActorState.RUNNING:
                 member.deadline = float("inf")

@@ -138,6 +138,11 @@ class ActorHandle(LinkedHandle):
         if not self._was_created:
             raise self._why_dead(CallFate.NEVER_STARTED)
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the constructor has run."""
+        return self._was_created
+
     async def close(self) -> None:
         """End it after everything that was called before; streams are cut. Between two processes it ends at once."""
         if self._gone.is_set():

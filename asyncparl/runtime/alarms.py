@@ -5,7 +5,6 @@ One task for all of them, and only while there are any: a call that ends in time
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -56,16 +55,30 @@ class Alarms:
         try:
             self._token.run_sync_soon(function)
         except trio.RunFinishedError:
-            pass  # so has everything that was timed
+            self._forget()
 
     def _start(self) -> None:
-        with contextlib.suppress(RuntimeError):  # too late in its life, and in that of all that was timed
+        try:
             trio.lowlevel.spawn_system_task(self._watch, name="asyncparl alarms")
+        except RuntimeError:  # too late in the loop's life
+            self._forget()
+
+    def _forget(self) -> None:
+        """The loop has ended, and everything that was timed in it. Its thread knows us until it runs another loop."""
+        with self._lock:
+            self._deadlines = Deadlines()
 
     def _look(self) -> None:
         self._nearer.set()
 
     async def _watch(self) -> None:
+        try:
+            await self._tell_in_time()
+        except BaseException:
+            self._forget()
+            raise
+
+    async def _tell_in_time(self) -> None:
         while True:
             self._nearer = trio.Event()
             with self._lock:

@@ -80,7 +80,9 @@ class Incarnation:
         if not self._reported.is_set():
             self._reason = self._reason or self._why_stopped(why)
             grace_s = CLOSE_GRACE_S if self._was_asked else 0.0
-            with trio.move_on_after(grace_s + REPORT_LIMIT_S):
+            # Who has asked for its end wants it to be over; the others want to hear that it is dead.
+            limit_s = KILL_LIMIT_S if self._was_asked or self._is_doomed else REPORT_LIMIT_S
+            with trio.move_on_after(grace_s + limit_s):
                 await self.stop(grace_s)
                 await self._reported.wait()
         report = self._report or self._unreported(why)

@@ -152,7 +152,7 @@ class Node:
             driver.is_gone = True
         self._log.info("program disconnected", program=driver.driver_id)
         self._actors.driver_left(driver)
-        await self._workers.stop_owned_by(driver.number, LINK_LOST_GRACE_S, _OWNER_ENDED)
+        await self._workers.stop_owned_by(driver.number, LINK_LOST_GRACE_S, _OWNER_ENDED, is_gone=True)
         await driver.wait_idle()  # detached actors go on, in the folder of the job
         if driver.job is not None:
             await driver.job.close()
@@ -196,7 +196,7 @@ class Node:
 
     async def _shut_down(self, driver: ConnectedDriver, grace_s: float) -> None:
         if self._config.secret:
-            await self._workers.stop_owned_by(driver.number, grace_s, _OWNER_ENDED)
+            await self._workers.stop_owned_by(driver.number, grace_s, _OWNER_ENDED, is_gone=False)
         else:  # the cluster is the program's own: detached actors end with it
             await self._workers.stop_all(grace_s, "its cluster has ended", is_final=True)
             self.over.set()

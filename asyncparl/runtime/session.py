@@ -49,7 +49,7 @@ from asyncparl.runtime.place_seeker import PlaceSeeker
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.reach import Reach
 from asyncparl.runtime.references import Reference, class_path_of
-from asyncparl.runtime.stopping import SESSION_GRACE_S, SESSION_LIMIT_S
+from asyncparl.runtime.stopping import DETACHED_LIMIT_S, SESSION_GRACE_S, SESSION_LIMIT_S
 from asyncparl.runtime.supervisor import LoneSupervisor, Supervisor
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
@@ -146,11 +146,24 @@ class Session:
         for actor in self._own_to_the_end():
             if actor.node is not None:
                 await actor.wait_gone()
+        await self._let_detached_begin()
         await self._reach.close()
         self._master.tell(LeaveDriver())
 
     def _own_to_the_end(self) -> list[ActorHandle]:
         return [actor for actor in self._actors.values() if not actor.is_detached]
+
+    async def _let_detached_begin(self) -> None:
+        """They live on without us once they are made; what they are made from is still with us."""
+        unmade = [actor for actor in self._actors.values() if actor.is_detached and not actor.is_made]
+        with trio.move_on_after(DETACHED_LIMIT_S):
+            for actor in unmade:
+                with contextlib.suppress(Exception):  # raised where it is awaited, and shown where it is not
+                    await actor.wait_created()
+        for actor in unmade:
+            if not actor.is_made and not actor.is_gone:
+                late = f"it is not there {DETACHED_LIMIT_S:g} s after the end of its program"
+                sys.stderr.write(f"asyncparl: {actor.name} is given up: {late}\n")
 
     # --- for remote classes and actors ----------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ CLOSE_GRACE_S = 1.0
 SESSION_GRACE_S = 1.0
 SESSION_LIMIT_S = 10.0
 """For all of a session's actors; what is left then loses its owner."""
+DETACHED_LIMIT_S = 5.0
+"""For the detached actors of a session that are not made yet: later nobody can make them."""
 LINK_LOST_GRACE_S = 0.5
 """Nobody waits for what the actor does."""
 DRAIN_GRACE_S = 2.0

@@ -113,11 +113,15 @@ class WorkerPool:
                 await worker.send_signal(signal.SIGTERM)
         await worker.reported.wait()
 
-    async def stop_owned_by(self, owner: int, grace_s: float, reason: str) -> None:
-        """Stop every worker of one driver; their reports say why."""
+    async def stop_owned_by(self, owner: int, grace_s: float, reason: str, *, is_gone: bool) -> None:
+        """Stop the workers of one driver, but not the detached ones; their reports say why.
+
+        If it is gone, nobody makes the objects of those that do not listen yet: then they end too, detached or not.
+        """
         async with trio.open_nursery() as nursery:
             for member in self._membership.owned_by(owner):
-                if (worker := self._workers.get(member.actor_id)) is not None and not worker.spec.is_detached:
+                worker = self._workers.get(member.actor_id)
+                if worker is not None and not (worker.spec.is_detached and (member.has_started or not is_gone)):
                     worker.failure = worker.failure or reason
                     nursery.start_soon(self.stop, member.actor_id, grace_s)
 

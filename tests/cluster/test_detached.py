@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,30 @@ def test_one_that_has_lost_its_program_is_found_called_and_closed_by_others(
     other.do("close", "found")
     until(lambda: is_gone(pid))
     wait_used(other, within_s=5, node=0)
+    assert other.start("find", "found", "store").failure().type == "LookupError"
+
+
+def test_a_program_that_leaves_at_once_leaves_the_one_behind_that_it_is_just_making(cluster: Cluster) -> None:
+    maker, other = cluster.start_driver(), cluster.start_driver()
+    maker.start("create", "made", DETACHED)
+    assert maker.leave() == 0
+    other.do("find", "found", "store")
+    pid = other.do("call", "found", "pid")
+    assert used_cpus(other.view()) == {"node": 1}
+    other.do("close", "found")
+    until(lambda: is_gone(pid))
+
+
+def test_for_one_that_finds_no_room_its_program_waits_five_seconds_and_gives_it_up(cluster: Cluster) -> None:
+    maker, other = cluster.start_driver(), cluster.start_driver()
+    other.create("large", num_cpus=2)
+    maker.start("create", "made", DETACHED)
+    until(lambda: bool(other.view().waiting))
+    began = time.monotonic()
+    assert maker.leave() == 0
+    assert 5 <= time.monotonic() - began < 10
+    assert "Probe#1 is given up: it is not there 5 s after the end of its program" in maker.errors()
+    assert other.view().waiting == []
     assert other.start("find", "found", "store").failure().type == "LookupError"
 
 

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 import asyncparl
+from asyncparl.runtime.blocks import background_tasks
 from asyncparl.runtime.current import current_session
 from asyncparl.runtime.stopping import SESSION_LIMIT_S
 from tests.proc import process_table
@@ -146,6 +147,37 @@ async def test_ctrl_c_that_hits_a_task_of_the_runtime_leaves_the_block_in_no_gro
         async with asyncparl.connect():
             current_session("a test").start_soon(be_hit)
             await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("num_checkpoints", range(12))
+async def test_tasks_behind_a_block_end_whenever_the_block_is_cancelled(num_checkpoints: int) -> None:
+    """At the very beginning too: `nursery.start` would have waited there for ever."""
+
+    async def cancel_later() -> None:
+        for _ in range(num_checkpoints):
+            await trio.lowlevel.checkpoint()
+        outside.cancel()
+
+    with trio.move_on_after(5) as patience:
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as outside:
+                if num_checkpoints:
+                    nursery.start_soon(cancel_later)
+                else:
+                    outside.cancel()
+                async with background_tasks() as tasks:
+                    tasks.start_soon(trio.sleep_forever)
+                    await trio.sleep_forever()
+    assert outside.cancelled_caught
+    assert not patience.cancelled_caught
+
+
+@pytest.mark.parametrize("after_s", [0, 0.01, 0.05, 0.2])
+async def test_connect_can_be_cancelled_at_any_moment(after_s: float) -> None:
+    with trio.fail_after(LIMIT_S), trio.move_on_after(after_s) as given_up:
+        async with asyncparl.connect():
+            await trio.sleep_forever()
+    assert given_up.cancelled_caught
 
 
 LEAVING = """

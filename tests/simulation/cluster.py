@@ -134,7 +134,7 @@ class SimulatedWorkers:
         await trio.lowlevel.checkpoint()
         self._end(actor_id, "it was stopped")
 
-    async def stop_owned_by(self, owner: int, grace_s: float, reason: str) -> None:
+    async def stop_owned_by(self, owner: int, grace_s: float, reason: str, *, is_gone: bool) -> None:
         await trio.lowlevel.checkpoint()
         for actor_id in [actor_id for actor_id, worker in self._workers.items() if worker.owner == owner]:
             self._end(actor_id, reason)

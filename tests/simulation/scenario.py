@@ -35,7 +35,7 @@ QUIET_S = 80.0
 SOON_S = 16.0
 """By when a link that has vanished breaks. Who is in a hurry looks from then on whether all is in order already."""
 LOOK_S = 2.0
-HANG_S = 20.0
+HANG_S = 60.0
 """Not one of the open calls is settled in so long, and nothing goes wrong: they hang."""
 LEAVE_LIMIT_S = 25.0
 END_LIMIT_S = 40.0

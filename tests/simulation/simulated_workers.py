@@ -192,10 +192,11 @@ class SimulatedPool:
                 self._terminate(worker)
         await worker.reported.wait()
 
-    async def stop_owned_by(self, owner: int, grace_s: float, reason: str) -> None:
+    async def stop_owned_by(self, owner: int, grace_s: float, reason: str, *, is_gone: bool) -> None:
         async with trio.open_nursery() as nursery:
             for member in self._membership.owned_by(owner):
-                if (worker := self.workers.get(member.actor_id)) is not None and not worker.spec.is_detached:
+                worker = self.workers.get(member.actor_id)
+                if worker is not None and not (worker.spec.is_detached and (member.has_started or not is_gone)):
                     worker.failure = worker.failure or reason
                     nursery.start_soon(self.stop, member.actor_id, grace_s)
 

@@ -346,7 +346,64 @@ FOUND = {
             Step("hold", 854, 99, 3),
         ),
     ),
+    "an actor is taken for closed while the process is still started that was to follow its last one": Scenario(
+        seed=6004947,
+        settings=Settings(
+            num_nodes=1,
+            num_drivers=1,
+            cpus=2,
+            latency="awful",
+            queued_messages=1,
+            lossy_close=0.3,
+            slow_jobs=0.1,
+            is_shared=True,
+            is_in_a_hurry=True,
+        ),
+        steps=(
+            Step("create", 253, 0, 7),
+            Step("create", 677, 328, 2),
+            Step("call", 862, 229, 7),
+            Step("leave_by_itself", 330, 862, 7),
+            Step("stream", 586, 268, 7),
+            Step("close", 631, 376, 3),
+            Step("call", 779, 246, 1),
+            Step("call", 743, 77, 1),
+        ),
+    ),
+    "what was timed in a loop that has ended is kept until its thread runs another loop": Scenario(
+        seed=6002959,
+        settings=Settings(
+            num_nodes=2,
+            num_drivers=2,
+            cpus=4,
+            latency="awful",
+            queued_messages=1,
+            slow_jobs=0.5,
+            is_shared=False,
+            is_in_a_hurry=True,
+        ),
+        steps=(
+            Step("join", 788, 140, 1),
+            Step("create", 543, 935, 2),
+            Step("kill node", 455, 227, 7),
+            Step("call", 314, 883, 7),
+            Step("burst", 134, 936, 6),
+            Step("hold", 991, 799, 4),
+            Step("timed", 224, 490, 4),
+        ),
+    ),
 }
+
+
+FOUND_WHOLE = {
+    "a detached actor dies after a minute because its program left before it was made": 6002929,
+    "a program that is cancelled when it begins to connect hangs": 5003344,
+}
+
+
+@pytest.mark.parametrize("what", FOUND_WHOLE)
+def test_nor_does_what_takes_the_whole_scenario(what: str) -> None:
+    _check(scenario_of(FOUND_WHOLE[what]))
 
 
 @pytest.mark.parametrize("what", FOUND)
