@@ -101,6 +101,7 @@ class Actors:
     def withdraw(self, actor_id: str) -> None:
         """Its owner says that it is over: its name is free. If it has started, its node says when it has ended."""
         self.give_back(actor_id)
+        self._directory.given_up(actor_id)
         self._will_not_restart(actor_id, "its owner has given it up")
 
     def driver_left(self, driver_id: str) -> None:

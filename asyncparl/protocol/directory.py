@@ -41,6 +41,8 @@ class Directory:
         self._known: dict[str, Known] = {}
         self._restarting: dict[str, str] = {}
         """Actors that their owners start again, and these owners."""
+        self._given_up: OrderedDict[str, None] = OrderedDict()
+        """Actors that their owners do not start again any more, whatever nodes still tell of them; the last 100,000."""
         self._ids: dict[tuple[str, str], str] = {}
         """(program, or empty; name) -> actor id."""
         self._ended: OrderedDict[str, _End] = OrderedDict()
@@ -58,7 +60,7 @@ class Directory:
     def known(self, actor_id: str, name: str, driver_id: str, title: ActorTitle) -> None:
         """The actor waits for a place, or runs."""
         self._ended.pop(actor_id, None)
-        if title.may_restart:
+        if title.may_restart and actor_id not in self._given_up:
             self._restarting[actor_id] = driver_id
         self._known[actor_id] = Known(name, title)
         if title.public_name:
@@ -68,6 +70,12 @@ class Directory:
         """The actor does not run any more, which is its end if it is not started again."""
         if actor_id not in self._restarting:
             self.ended(actor_id, reason)
+
+    def given_up(self, actor_id: str) -> None:
+        """The owner says that it is over. It may run for a while yet where the owner does not see it."""
+        self._given_up[actor_id] = None
+        if len(self._given_up) > MAX_REMEMBERED:
+            self._given_up.popitem(last=False)
 
     def will_not_restart(self, actor_id: str) -> None:
         """The owner does not start it again."""

@@ -145,6 +145,19 @@ def test_an_actor_whose_owner_gives_it_up_ends_with_its_process() -> None:
     assert named(cluster) is None
 
 
+def test_one_that_its_owner_has_given_up_is_not_waited_for_although_a_lost_node_comes_back_with_it() -> None:
+    cluster = Cluster(info("n1"))
+    lease = start(cluster)
+    cluster.silent = {"n1"}
+    cluster.wait(5)
+    cluster.actors.withdraw("a1")
+    assert cluster.actors.find("a1") == Ended("its owner has given it up")
+    cluster.join_node(info("n1"), 2, [lease], cluster.now)
+    assert cluster.actors.find("a1") == Found("n1")
+    cluster.actors.lease_ended("n1", "a1")
+    assert cluster.actors.find("a1") == Ended("it has ended")
+
+
 def test_actors_end_with_the_owner_who_would_have_started_them_again() -> None:
     cluster = Cluster(info("n1"))
     start(cluster)
