@@ -8,7 +8,8 @@
 
 What a node says about its actors is the truth: an actor that it reports is booked even if it was never granted here,
 because a master that restarted has forgotten everything. Only an actor that has another place already must end there,
-and one whose owner has asked for a later process of it: no two processes are ever the same actor.
+and one whose owner has asked for a later process of it: no two processes are ever the same actor. Nor have two actors
+the same name: who comes back to find that another one was given it must end too.
 
 Places are in `leases.py`, turns in `scheduler.py`, names and ends in `directory.py`; this file keeps the three in step.
 """
@@ -184,10 +185,11 @@ class Actors:
             return False
         if self._wants_later(lease) or self._directory.why_never_again(lease.actor_id) is not None:
             return False
+        if not self._may_have_name(lease):
+            return False
         if held is not None:
             self._free(lease.actor_id)
         self._scheduler.runs_already(lease.actor_id)
-        self._refuse_namesake(lease)
         self._leases.adopt(lease)
         self._directory.known(lease.actor_id, lease.actor_name, lease.driver_id, lease.title)
         if lease.title.may_restart:
@@ -266,11 +268,18 @@ class Actors:
         titles = [*([] if waiting is None else [waiting.title]), *([] if held is None else [held.lease.title])]
         return any(title.num_restarts > lease.title.num_restarts for title in titles)
 
-    def _refuse_namesake(self, lease: Lease) -> None:
-        """One that runs comes before one that waits and was called so while we, a new master, knew nothing of it."""
+    def _may_have_name(self, lease: Lease) -> bool:
+        """Whether no other actor is called so. One that only waits is refused: we, a new master, had not known better.
+
+        One that was given a place meanwhile is who people mean by that name; nobody could reach the other one.
+        """
         other = self._directory.namesake(lease.actor_id, lease.title)
-        if other is not None and self._stop_waiting(other):
-            self._refused.append(DemandRefused(other, f"an actor named {lease.title.public_name!r} exists already"))
+        if other is None:
+            return True
+        if not self._stop_waiting(other):
+            return False
+        self._refused.append(DemandRefused(other, f"an actor named {lease.title.public_name!r} exists already"))
+        return True
 
     def _owner_ended(self, driver_id: str) -> None:
         for actor_id in self._directory.restarting(driver_id):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncparl.protocol.cluster import ClusterCore
-from asyncparl.protocol.decisions import Ended, Found, Granted, Refused, StillHeld, Waiting
+from asyncparl.protocol.decisions import DemandRefused, Ended, Found, Granted, Refused, StillHeld, Waiting
 from asyncparl.protocol.resources import ActorTitle, Demand, Lease
 from tests.protocol.masters import Cluster, info
 
@@ -204,3 +204,23 @@ def test_a_new_master_learns_from_the_node_which_process_is_the_actor() -> None:
     assert ask(cluster, 2) == StillHeld("a1")
     cluster.actors.lease_ended("n1", "a1", num_restarts=1)
     assert cluster.actors.find("a1") is None
+
+
+def test_of_two_actors_with_one_name_the_one_stays_that_has_a_place() -> None:
+    """The name was given once more by a new master, who could not know of the node that was away."""
+    away = start(Cluster(info("n1")))
+    for is_full, unwanted in ((False, [away]), (True, [])):
+        cluster = Cluster(info("n2", 1))
+        if is_full:
+            assert cluster.want("a3") == "n2"
+        answer = cluster.actors.ask("d1", "a2", "A#2", Demand(1), cluster.now, title())
+        joined = cluster.join_node(info("n1", 0), 1, [away], cluster.now)
+        assert not isinstance(joined, Refused)
+        assert joined.unwanted == unwanted
+        if is_full:
+            assert isinstance(answer, Waiting)
+            assert named(cluster) == "a1"
+            assert cluster.wait(1) == [DemandRefused("a2", "an actor named 'boss' exists already")]
+        else:
+            assert named(cluster) == "a2"
+            assert cluster.placed() == {"a2": "granted on n2"}

@@ -370,6 +370,29 @@ FOUND = {
             Step("call", 743, 77, 1),
         ),
     ),
+    "a detached actor lives on that nobody can find, for another one was given its name": Scenario(
+        seed=6007603,
+        settings=Settings(
+            num_nodes=3,
+            num_drivers=2,
+            cpus=4,
+            latency="none",
+            queued_messages=128,
+            lossy_close=0.3,
+            slow_jobs=0.5,
+            is_shared=True,
+            is_in_a_hurry=True,
+        ),
+        steps=(
+            Step("create", 515, 0, 7),
+            Step("close", 975, 571, 3),
+            Step("create", 236, 336, 4),
+            Step("call", 360, 866, 7),
+            Step("hold", 577, 844, 0),
+            Step("kill master", 59, 123, 5),
+            Step("create", 812, 286, 3),
+        ),
+    ),
     "what was timed in a loop that has ended is kept until its thread runs another loop": Scenario(
         seed=6002959,
         settings=Settings(
