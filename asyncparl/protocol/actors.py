@@ -278,7 +278,9 @@ class Actors:
             return True
         if not self._stop_waiting(other):
             return False
-        self._refused.append(DemandRefused(other, f"an actor named {lease.title.public_name!r} exists already"))
+        reason = f"an actor named {lease.title.public_name!r} exists already"
+        self._directory.ended(other, f"it was never started: {reason}")
+        self._refused.append(DemandRefused(other, reason))
         return True
 
     def _owner_ended(self, driver_id: str) -> None:
