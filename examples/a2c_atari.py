@@ -83,7 +83,7 @@ class Learner:
         async for call in asyncparl.as_completed(calls):
             rollout, record = await call
             self.returns.extend(episode.return_ for episode in record.episodes)
-            batch = self.assembler.add(rollout, record.weights_version)
+            batch = self.assembler.add(rollout, record.weights_versions)
         return batch  # complete with the last of them
 
     async def learn(self, batch: Batch) -> None:

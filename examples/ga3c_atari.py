@@ -140,7 +140,7 @@ class Learner:
             self.returns.extend(episode.return_ for episode in record.episodes)
             while not self.assembler.has_room(rollout.actions.shape[1]):
                 await self.room.park()
-            batch = self.assembler.add(rollout, record.weights_version)
+            batch = self.assembler.add(rollout, record.weights_versions)
             if batch is not None:
                 await self.send_batch.send(batch)
 

@@ -6,6 +6,7 @@ asks a predictor for every action.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,8 +61,8 @@ class ActorSetup:
 class RolloutActor:
     """Streams rollouts for ever, or plays one when it is asked to.
 
-    Calls run between two rollouts, in the order in which they were made, so that all steps of a rollout are played
-    with one version of the weights.
+    Weights that are set come between two rollouts, as all calls do that are not `async`. Those that are offered come
+    between two steps: what is played is then as new as it can be.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -85,6 +86,10 @@ class RolloutActor:
         self._num_read_in_place = 0
         self._version = -1
         self._weights_came_at: float | None = None  # None: they have been played with
+        self._offers: deque[tuple[int, NDArray[np.uint8], float]] = deque(maxlen=1)
+        """The newest weights that the event loop has put there, and when."""
+        self._new_weights: list[tuple[int, float]] = []
+        """As in the next record."""
         self._num_rollouts = 0
 
     def set_weights(self, version: int, packed: NDArray[np.uint8]) -> str:
@@ -93,9 +98,7 @@ class RolloutActor:
         Raises:
             ValueError: they are of another model.
         """
-        self._layout.unpack(packed, self._model)
-        self._version = version
-        self._weights_came_at = perf_counter()
+        self._adopt(version, packed, perf_counter())
         return this_host()
 
     def set_weights_from(self, version: int, slot: int) -> None:
@@ -103,6 +106,17 @@ class RolloutActor:
         assert self._board is not None
         self._num_read_in_place += 1
         self.set_weights(version, self._board.weights(slot))
+
+    async def offer_weights(self, version: int, packed: NDArray[np.uint8]) -> str:
+        """Act with these weights from the next step on. The host where the actor runs."""
+        self._offers.append((version, packed, perf_counter()))
+        return this_host()
+
+    async def offer_weights_from(self, version: int, slot: int) -> None:
+        """Likewise, with those in a slot of the board that it has opened."""
+        assert self._board is not None
+        self._num_read_in_place += 1
+        await self.offer_weights(version, self._board.weights(slot).copy())  # the slot is ours during this call only
 
     def open_board(self, address: BoardAddress) -> bool:
         """Whether the actor sees this board, and `set_weights_from` means it from now on."""
@@ -126,17 +140,31 @@ class RolloutActor:
         """The next rollout. Weights have to be set before."""
         if self._version < 0:
             raise RuntimeError("set_weights() comes before rollouts")
-        came_at, self._weights_came_at = self._weights_came_at, None
-        since_weights_s = None if came_at is None else perf_counter() - came_at
-        rollout, record = self._sampler.collect(self._version)
+        rollout, record = self._sampler.collect(self._version_of_step)
         self._num_rollouts += 1
-        record = replace(record, since_weights_s=since_weights_s)
+        record = replace(record, new_weights=tuple(self._new_weights))
+        self._new_weights.clear()
         return self._pack(Sample(rollout, record))
 
     def rollouts(self) -> Iterator[SentSample]:
         """One rollout after the other. Weights have to be set before."""
         while True:
             yield self.rollout()
+
+    def _version_of_step(self) -> int:
+        """Of the weights that the next step is played with: the newest that are here."""
+        try:
+            self._adopt(*self._offers.pop())
+        except IndexError:  # nothing new
+            pass
+        if self._weights_came_at is not None:
+            self._new_weights.append((self._version, perf_counter() - self._weights_came_at))
+            self._weights_came_at = None
+        return self._version
+
+    def _adopt(self, version: int, packed: NDArray[np.uint8], came_at: float) -> None:
+        self._layout.unpack(packed, self._model)
+        self._version, self._weights_came_at = version, came_at
 
     def statistics(self) -> dict[str, Any]:
         """What it has done so far."""

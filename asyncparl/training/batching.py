@@ -12,6 +12,7 @@ Nothing here blocks and nothing is dropped: `has_room` says whether `add` may be
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,11 +28,11 @@ class Batch(NamedTuple):
     """One training batch; `rollout` has `num_columns` columns."""
 
     rollout: Rollout[torch.Tensor]
-    versions: NDArray[np.int64]  # [B] the weights that acted in each column; may be kept
+    versions: NDArray[np.int64]  # [T, B] the weights that acted in each step; may be kept
     slot: int  # for `release`
 
     def policy_lag(self, current_version: int) -> NDArray[np.int64]:
-        """[B] by how many versions the acting weights of each column are older than the learner's."""
+        """[T, B] by how many versions the acting weights of each step are older than the learner's."""
         return current_version - self.versions
 
 
@@ -74,8 +75,12 @@ class BatchAssembler:
         """Whether a rollout of that many columns can be added now."""
         return num_columns <= len(self._free) * self._num_columns - self._filled
 
-    def add(self, rollout: Rollout[NDArray[Any]] | FrameRollout, weights_version: int) -> Batch | None:
+    def add(self, rollout: Rollout[NDArray[Any]] | FrameRollout, weights_versions: int | Sequence[int]) -> Batch | None:
         """Copy a rollout in; it is not needed afterwards.
+
+        Args:
+            rollout: T steps of any number of columns up to that of a batch.
+            weights_versions: of the policy that acted: [T], or one of all steps.
 
         Returns:
             The batch that is complete now, if one is; the caller owes its `release`.
@@ -89,16 +94,17 @@ class BatchAssembler:
         width = self._checked_width(steps)
         if not self.has_room(width):
             raise RuntimeError(f"no room for {width} columns: {len(self._lent)} batches are not released")
+        versions = np.asarray(weights_versions)[..., None]  # [T, 1], or [1]
         first = min(width, self._num_columns - self._filled)
         slot = self._free[0]
-        self._slots[slot].write(self._filled, steps, 0, first, weights_version, packed)
+        self._slots[slot].write(self._filled, steps, 0, first, versions, packed)
         self._filled += first
         if self._filled < self._num_columns:
             return None
         batch = self._lent[self._free.popleft()] = self._slots[slot].batch(slot)
         self._filled = width - first
         if self._filled:
-            self._slots[self._free[0]].write(0, steps, first, width, weights_version, packed)
+            self._slots[self._free[0]].write(0, steps, first, width, versions, packed)
         return batch
 
     def release(self, batch: Batch) -> None:
@@ -161,7 +167,7 @@ class _Slot:
             shape = (num_columns, state_size)
             tensors["initial_state"] = torch.empty(shape, dtype=torch.float32, pin_memory=pin_memory)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        return cls(tensors, arrays, np.empty(num_columns, np.int64))
+        return cls(tensors, arrays, np.empty(steps, np.int64))
 
     def write(
         self,
@@ -169,7 +175,7 @@ class _Slot:
         rollout: Rollout[NDArray[Any]],
         start: int,
         stop: int,
-        version: int,
+        versions: NDArray[Any],
         packed: FrameRollout | None,
     ) -> None:
         """Copy columns start to stop of the rollout to here, from `column` on. `packed`: what it is a view of."""
@@ -182,7 +188,7 @@ class _Slot:
             write_older_frames(packed, start, stop, obs, bootstrap_obs)
         if rollout.initial_state is not None:
             self.arrays["initial_state"][here] = rollout.initial_state[start:stop]
-        self.versions[here] = version
+        self.versions[:, here] = versions
         columns = rollout.final_steps[:, 1]
         mine = (start <= columns) & (columns < stop)
         if mine.any():

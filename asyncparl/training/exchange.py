@@ -4,8 +4,8 @@ This is what differs between algorithms, besides the loss; `recipes.py` says whi
 
 | exchange    | an actor                       | weights go                         | a batch is complete              |
 |-------------|--------------------------------|------------------------------------|----------------------------------|
-| `Streams`   | streams rollouts               | to each actor, once per rollout    | when enough columns have come,   |
-|             |                                | that was taken of it               | whoever played them              |
+| `Streams`   | streams rollouts               | to each actor, for each update if  | when enough columns have come,   |
+|             |                                | there is time, between two steps   | whoever played them              |
 | `Rounds`    | plays a rollout when asked     | to each actor that takes a turn,   | when every turn of the round has |
 |             |                                | before it plays                    | been played, with those weights  |
 | `Predicted` | streams rollouts, asking the   | to the predictors, which lie in    | as for `Streams`                 |
@@ -93,24 +93,31 @@ class Delivery:
     Args:
         actor: a `RolloutActor`.
         newest: what it is sent.
+        is_offer: it need not have them before what is called after that, but at once: between two steps of a rollout.
         board: where it finds them; None, or one that has no room now: they go with the call.
     """
 
-    def __init__(self, actor: asyncparl.Proxy, newest: NewestWeights, board: WeightBoard | None = None) -> None:
+    def __init__(
+        self, actor: asyncparl.Proxy, newest: NewestWeights, board: WeightBoard | None = None, *, is_offer: bool = False
+    ) -> None:
         self.version, self._packed, self._published_at = newest.version, newest.packed, newest.published_at
         self._actor = actor
+        self._is_offer = is_offer
         self._board = board
         self._slot: int | None = None
         self._call: Awaitable[str | None] | None = None
 
     async def start(self) -> None:
-        """Tell the actor: calls that follow are made with these weights."""
+        """Tell the actor. Unless it is an offer, calls that follow are made with these weights."""
+        actor = self._actor
         if self._board is not None:
             self._slot = await self._board.lend(self.version, self._packed)
         if self._slot is None:
-            self._call = self._actor.set_weights(self.version, self._packed)
+            send = actor.offer_weights if self._is_offer else actor.set_weights
+            self._call = send(self.version, self._packed)
         else:
-            self._call = self._actor.set_weights_from(self.version, self._slot)
+            send = actor.offer_weights_from if self._is_offer else actor.set_weights_from
+            self._call = send(self.version, self._slot)
 
     async def wait(self) -> str | None:
         """Until the actor has them, after `start`. Its host, if it was no board that it was told of.
@@ -134,21 +141,39 @@ class Delivery:
 # --- IMPALA -------------------------------------------------------------------------------------------------------
 
 
+MAX_OFFERS_PER_S = 100
+"""To all actors together, in the middle of rollouts: that costs the event loop a few hundredths of its time."""
+
+
 class WeightSender:
     """Keeps the weights of one actor new.
 
-    When a rollout of an actor was taken, the actor is due for weights. It gets the newest ones at once, or those of the
-    next update if it has the newest already. So an actor is sent at most one set for each rollout that it made, never
-    the same twice, and never a second while one is on its way.
+    An actor is due for weights when a rollout of it was taken, and after a pause. It gets the newest ones at once, or
+    those of the next update if it has the newest already; never the same twice, and never a second set while one is on
+    its way.
+
+    Args:
+        actor: a `RolloutActor`.
+        newest: what it is sent.
+        boards: where it may find them.
+        delays: told how long they took.
+        pause_s: from one set to the next, while no rollout is taken.
     """
 
     def __init__(
-        self, actor: asyncparl.Proxy, newest: NewestWeights, boards: WeightBoards, delays: PolicyDelays
+        self,
+        actor: asyncparl.Proxy,
+        newest: NewestWeights,
+        boards: WeightBoards,
+        delays: PolicyDelays,
+        *,
+        pause_s: float,
     ) -> None:
         self._actor = actor
         self._newest = newest
         self._boards = boards
         self._delays = delays  # not of the first: they were published when there was no such actor
+        self._pause_s = pause_s
         self._due = trio.Event()
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
@@ -162,8 +187,8 @@ class WeightSender:
         """
         if self._failure is not None:
             raise self._failure
-        if record.since_weights_s is not None:
-            self._delays.played(record.weights_version, record.since_weights_s)
+        for version, since_s in record.new_weights:
+            self._delays.played(version, since_s)
         self._due.set()
 
     def published(self) -> None:
@@ -190,12 +215,13 @@ class WeightSender:
     async def _send(self, first: Delivery) -> None:
         seat, version = Seat(self._actor, await first.wait() or "", self._boards), first.version
         while True:
-            await self._due.wait()
+            with trio.move_on_after(self._pause_s):
+                await self._due.wait()
             self._due = trio.Event()
             board = await seat.board()
             while self._newest.version == version:
                 await self._changed.wait()
-            delivery = Delivery(self._actor, self._newest, board)
+            delivery = Delivery(self._actor, self._newest, board, is_offer=True)
             await delivery.start()
             await delivery.wait()
             version = delivery.version
@@ -217,7 +243,8 @@ class Streams(Exchange):
     async def play(self, setup: ActorSetup) -> AsyncGenerator[SentSample, None]:
         assert self._nursery is not None
         actor = RolloutActor(setup)
-        sender = WeightSender(actor, self._newest, self._boards, PolicyDelays(self._note_delay))
+        pause_s = self._config.num_actors / MAX_OFFERS_PER_S
+        sender = WeightSender(actor, self._newest, self._boards, PolicyDelays(self._note_delay), pause_s=pause_s)
         first = Delivery(actor, self._newest)
         await first.start()
         self._nursery.start_soon(sender.run, first)
@@ -281,9 +308,9 @@ class TurnPlayer:
             if self._seat is None:
                 self._seat = Seat(self._actor, host or "", self._boards)
         sample: SentSample = await rollout
-        since_weights_s = sample.record.since_weights_s
-        if sent_version is not None and came_after_s is not None and since_weights_s is not None:
-            self._note_delay(came_after_s + since_weights_s)
+        if sent_version is not None and came_after_s is not None:
+            for _, since_s in sample.record.new_weights:
+                self._note_delay(came_after_s + since_s)
         return sample
 
 

@@ -51,7 +51,7 @@ class Update:
     version: int  # of the weights below: how many updates they have seen
     agent_steps: int  # that they have learned from
     weights: NDArray[np.uint8]  # packed by `WeightLayout`, new memory
-    lags: NDArray[np.int64]  # [B] for each column: the version that learned from it minus the one that acted
+    lags: NDArray[np.int64]  # [T, B] of each step: the version that learned from it minus the one that acted
     times: UpdateTimes
     losses: Mapping[str, float]
 

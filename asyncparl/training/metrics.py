@@ -80,7 +80,7 @@ class Report(Situation):
         loop_lag_ms: the longest time that the event loop was held up at once.
         steps_per_s: agent steps learned from.
         mean_return: raw, of the last 100 episodes; NaN before the first one ends. `mean_length`: in agent steps.
-        mean_lag: by how many updates the weights that acted were older than those that learned, over the columns of
+        mean_lag: by how many updates the weights that acted were older than those that learned, over the steps of
             all batches of the window. `max_lag` likewise.
         policy_delay_s: from the publication of weights to an actor's first step with them, median over all actors; NaN
             if none were new to any. In GA3C to the first actions that a predictor chose. `max_policy_delay_s` likewise.
@@ -136,7 +136,7 @@ class _Update(NamedTuple):
     time: float
     num_steps: int
     times: UpdateTimes
-    lags: NDArray[np.int64]  # [B]
+    lags: NDArray[np.int64]  # [T, B]
     age_s: float
 
 
@@ -184,7 +184,7 @@ class Metrics:
     def batch_learned(
         self, *, now: float, num_steps: int, lags: NDArray[np.int64], times: UpdateTimes, age_s: float = 0.0
     ) -> None:
-        """Note one update. `lags`: of every column of its batch; `age_s`: see `batch_age.py`."""
+        """Note one update. `lags`: of every step of its batch; `age_s`: see `batch_age.py`."""
         self._updates.append(_Update(now, num_steps, times, lags, age_s))
         _forget(self._updates, now - self._window_s)
 
@@ -205,7 +205,7 @@ class Metrics:
         _forget(self._delays, now - self._window_s)
         span_s = self._span_s(now)
         waiting, copying, computing = self._learner_shares()
-        lags = np.concatenate([update.lags for update in self._updates] or [np.zeros(1, np.int64)])
+        lags = np.concatenate([update.lags.ravel() for update in self._updates] or [np.zeros(1, np.int64)])
         delays_s = [each.delay_s for each in self._delays] or [float("nan")]
         actor_s = max(situation.actors, 1) * span_s
         return Report(

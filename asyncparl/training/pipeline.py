@@ -252,7 +252,7 @@ class Pipeline:
             rollout = await trio.to_thread.run_sync(rollout.expand)
         while not self._assembler.has_room(rollout.actions.shape[1]):
             await self._room.park()
-        batch = self._assembler.add(rollout, record.weights_version)
+        batch = self._assembler.add(rollout, record.weights_versions)
         slot = None if batch is None else batch.slot
         self._ages.added(rollout.actions.shape[1], slot=slot, now=arrived)
         if batch is not None:

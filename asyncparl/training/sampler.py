@@ -13,7 +13,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, cast, overload
@@ -132,12 +132,13 @@ def _aligned(obs: torch.Tensor) -> torch.Tensor:
 class RolloutRecord:
     """What is worth knowing about a rollout, besides its contents."""
 
-    weights_version: int  # of the policy; of several in one rollout, the oldest
+    weights_versions: tuple[int, ...]  # [T] of the policy, as it chose the actions of each step
     num_steps: int  # agent steps: T * N
     episodes: tuple[Episode, ...]  # that ended in it, raw returns
     environment_s: float
     inference_s: float
-    since_weights_s: float | None = None  # at its first step, if it is the first that was played with these weights
+    new_weights: tuple[tuple[int, float], ...] = ()
+    """Versions that were played with for the first time, and for how many seconds the actor had had them by then."""
 
 
 class Sample(NamedTuple):
@@ -190,7 +191,7 @@ class Unroller:
             actions: [N] what the policy does about `obs`.
             log_probs: [N] log mu(action | obs).
             state: [N, S] what the policy remembers now; where an episode ends in this step it is forgotten.
-            weights_version: of the policy; only noted in the record.
+            weights_version: of the policy; only noted, in the record.
             inference_s: how long it was waited for; likewise.
 
         Returns:
@@ -237,7 +238,7 @@ class Sampler:
 
     Args:
         environment: is reset here, and belongs to the sampler from now on.
-        policy: may change its weights between two calls of `collect`, not during one.
+        policy: may change its weights between two steps.
         num_steps: T.
         initial_state: [N, S] float32, of a policy with a memory; None: it has none.
     """
@@ -253,20 +254,20 @@ class Sampler:
         self._unroller = Unroller(environment, num_steps=num_steps, initial_state=initial_state)
         self._policy = policy
 
-    def collect(self, weights_version: int = 0) -> Sample:
+    def collect(self, weights_version: int | Callable[[], int] = 0) -> Sample:
         """The next T steps.
 
         Args:
-            weights_version: which weights the policy has now; only noted in the record.
+            weights_version: which weights the policy has, for the record. A function is asked before every step, and
+                may give the policy others.
         """
         collected: Sample | None = None
         while collected is None:
+            version = weights_version() if callable(weights_version) else weights_version
             start = perf_counter()
             actions, log_probs, state = self._act()
             inference_s = perf_counter() - start
-            collected = self._unroller.step(
-                actions, log_probs, state, weights_version=weights_version, inference_s=inference_s
-            )
+            collected = self._unroller.step(actions, log_probs, state, weights_version=version, inference_s=inference_s)
         return collected
 
     def _act(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
@@ -294,7 +295,7 @@ class _Steps:
     final_steps: list[tuple[int, int]] = field(default_factory=list)
     initial_state: NDArray[np.float32] | None = None  # [N, S]
     t: int = 0  # how many steps it has
-    version: int = 0
+    versions: list[int] = field(default_factory=list)
     environment_s: float = 0.0
     inference_s: float = 0.0
 
@@ -320,13 +321,13 @@ class _Steps:
         if len(transition.final_indices):
             self.final_obs.append(transition.final_obs)
             self.final_steps.extend((t, int(b)) for b in transition.final_indices)
-        self.version = version if t == 0 else min(self.version, version)
+        self.versions.append(version)
         self.t += 1
 
     def sample(self, episodes: Iterable[Episode]) -> Sample:
         """The rollout, now that it is complete."""
         record = RolloutRecord(
-            weights_version=self.version,
+            weights_versions=tuple(self.versions),
             num_steps=self.actions.size,
             episodes=tuple(episodes),
             environment_s=self.environment_s,

@@ -41,10 +41,10 @@ def test_all_steps_of_a_rollout_are_of_the_weights_that_it_names() -> None:
     actor = LocalActor(SETUP)
     actor.set_weights(7, _weights(1))
     rollouts = actor.rollouts()
-    assert next(rollouts).record.weights_version == 7
+    assert next(rollouts).record.weights_versions == (7, 7, 7, 7)
     actor.set_weights(9, _weights(2))
     rollout, record = next(rollouts)
-    assert record.weights_version == 9
+    assert record.weights_versions == (9, 9, 9, 9)
     assert rollout.obs.shape == (4, 3, 10, 5)
 
     model = make_model(find_interface(CONFIG), None)
@@ -54,6 +54,35 @@ def test_all_steps_of_a_rollout_are_of_the_weights_that_it_names() -> None:
     log_probs = logits.log_softmax(-1).gather(-1, torch.from_numpy(rollout.actions).view(-1, 1)).view(4, 3)
     np.testing.assert_allclose(rollout.behaviour_log_probs, log_probs.numpy(), rtol=1e-4, atol=1e-6)
     assert actor.statistics()["weights_version"] == 9
+
+
+async def test_offered_weights_are_played_with_from_the_next_step_on() -> None:
+    """Also in the middle of a rollout, each step of which has the probabilities of its own weights."""
+    actor = LocalActor(SETUP)
+    actor.set_weights(1, _weights(1))
+    await actor.offer_weights(2, _weights(2))
+    await actor.offer_weights(3, _weights(3))  # the newest one counts
+    step = actor._sampler._unroller._environment.step
+    steps = iter(range(100))
+
+    def step_and_offer(*args: Any, **kwargs: Any) -> Any:
+        if next(steps) == 1:
+            actor._offers.append((4, _weights(4), 0.0))  # as the event loop does meanwhile
+        return step(*args, **kwargs)
+
+    actor._sampler._unroller._environment.step = step_and_offer
+    rollout, record = next(actor.rollouts())
+    assert record.weights_versions == (3, 3, 4, 4)
+    assert [version for version, _ in record.new_weights] == [3, 4]
+    model = make_model(find_interface(CONFIG), None)
+    for t, version in enumerate(record.weights_versions):
+        WeightLayout.of(model).unpack(_weights(version), model)
+        with torch.inference_mode():
+            logits, _ = model(torch.from_numpy(rollout.obs[t]))
+        log_probs = logits.log_softmax(-1).gather(-1, torch.from_numpy(rollout.actions[t]).view(-1, 1)).view(3)
+        np.testing.assert_allclose(rollout.behaviour_log_probs[t], log_probs.numpy(), rtol=1e-4, atol=1e-6)
+    assert next(actor.rollouts()).record.weights_versions == (4, 4, 4, 4)
+    assert next(actor.rollouts()).record.new_weights == ()
 
 
 def test_weights_come_before_rollouts() -> None:
@@ -124,9 +153,9 @@ def test_environments_without_a_network_play_what_they_are_told(num_envs: int) -
         assert before[group] is None or np.array_equal(before[group], rollout.obs[0])
         before[group] = rollout.bootstrap_obs
         seeds += rollout.obs[0, :, 0].tolist()
-        # The oldest weights of its four steps. Of two groups every second request is this one's.
+        # Four steps. Of two groups every second request is this one's.
         step = len(halves) * 4 * (number // len(halves)) + group + 1
-        assert record.weights_version == step
+        assert record.weights_versions == tuple(range(step, step + 4 * len(halves), len(halves)))
     assert sorted(seeds) == sorted(3 * [1_000_006 + i for i in range(num_envs)])
 
 

@@ -81,7 +81,7 @@ def columns(rollout: Rollout[Any]) -> list[dict[str, Any]]:
 
 def fill(assembler: BatchAssembler, seed: int) -> Batch:
     """One batch out of one rollout of full width."""
-    batch = assembler.add(make_rollout(B, seed), weights_version=seed)
+    batch = assembler.add(make_rollout(B, seed), weights_versions=seed)
     assert batch is not None
     return batch
 
@@ -109,7 +109,7 @@ def test_two_rollouts_side_by_side_are_their_concatenation() -> None:
     assert np.array_equal(batch.rollout.final_obs.numpy(), np.concatenate([left.final_obs, right.final_obs]))
     shifted = np.concatenate([left.final_steps, right.final_steps + np.array([0, 2])])
     assert np.array_equal(batch.rollout.final_steps.numpy(), shifted) and len(shifted) > 0
-    assert batch.versions.tolist() == [7, 7, 9, 9]
+    assert batch.versions.tolist() == [[7, 7, 9, 9]] * T
 
 
 def test_a_batch_without_truncation_has_empty_final_observations() -> None:
@@ -130,7 +130,7 @@ def test_a_rollout_that_does_not_fit_is_split_over_two_batches() -> None:
     one = assembler.add(second, 2)
     two = assembler.add(third, 3)
     assert one is not None and two is not None
-    assert one.versions.tolist() == [1, 1, 1, 2] and two.versions.tolist() == [2, 2, 3, 3]
+    assert one.versions.tolist() == [[1, 1, 1, 2]] * T and two.versions.tolist() == [[2, 2, 3, 3]] * T
     assert columns(one.rollout) + columns(two.rollout) == columns(first) + columns(second) + columns(third)
 
 
@@ -167,7 +167,7 @@ def test_a_lent_batch_is_never_written_to_and_a_released_one_is_reused() -> None
     reused = fill(assembler, seed=9)
     assert reused.rollout.obs.data_ptr() == lent[1].rollout.obs.data_ptr()
     assert columns(reused.rollout) == columns(make_rollout(B, 9))
-    assert lent[1].versions.tolist() == [1] * B  # not of the ring: may be kept
+    assert lent[1].versions.tolist() == [[1] * B] * T  # not of the ring: may be kept
     assert columns(lent[0].rollout) == columns(make_rollout(B, 0))
     assert columns(lent[2].rollout) == columns(make_rollout(B, 2))
 
@@ -194,11 +194,11 @@ def test_a_batch_can_be_released_once_and_only_where_it_is_from() -> None:
         assembler.release(old)
 
 
-def test_policy_lag_is_counted_per_column() -> None:
+def test_policy_lag_is_counted_per_step() -> None:
     assembler = make_assembler()
     assembler.add(make_rollout(3), 5)
-    batch = assembler.add(make_rollout(1), 8)
-    assert batch is not None and batch.policy_lag(9).tolist() == [4, 4, 4, 1]
+    batch = assembler.add(make_rollout(1), [6, 8, 8])
+    assert batch is not None and batch.policy_lag(9).tolist() == [[4, 4, 4, 3], [4, 4, 4, 1], [4, 4, 4, 1]]
 
 
 def test_the_rollout_may_be_overwritten_after_it_was_added() -> None:

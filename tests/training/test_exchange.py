@@ -25,7 +25,7 @@ CONFIG = TrainingConfig(env=CATCH_ID, algorithm="a2c", num_actors=NUM_PLACES, en
 INTERFACE = Interface((1,), np.dtype(np.float32), 2)
 
 
-RECORD = RolloutRecord(0, 1, (), 0.0, 0.0)
+RECORD = RolloutRecord((0,), 1, (), 0.0, 0.0)
 
 
 class FakeSample(NamedTuple):
@@ -222,7 +222,7 @@ async def test_the_delay_of_weights_is_from_their_publication_to_the_first_step_
 ) -> None:
     table = Table(monkeypatch, nursery)
     a, b = await table.seat("a"), await table.seat("b")
-    a.record = b.record = replace(RECORD, since_weights_s=0.25)
+    a.record = b.record = replace(RECORD, new_weights=((0, 0.25),))
     await table.end_turn(a)
     await table.end_turn(b)
     await table.end_turn(a)

@@ -44,6 +44,10 @@ class FakeActor:
         self.calls: list[FakeCall] = []
 
     def set_weights(self, version: int, packed: Any) -> FakeCall:
+        assert version == 0  # the first ones; all others are offers
+        return self.offer_weights(version, packed)
+
+    def offer_weights(self, version: int, packed: Any) -> FakeCall:
         assert packed[0] == version
         self.versions.append(version)
         self.calls.append(FakeCall("a host"))
@@ -55,7 +59,8 @@ class FakeActor:
         return call
 
 
-PLAYED = RolloutRecord(0, 1, (), 0.0, 0.0)
+PLAYED = RolloutRecord((0,), 1, (), 0.0, 0.0)
+PAUSE_S = 10.0
 
 
 class Sending:
@@ -68,7 +73,8 @@ class Sending:
         self.noted: list[float] = []
         proxy = cast("asyncparl.Proxy", self.actor)
         self._first = Delivery(proxy, self.newest)
-        self._sender = WeightSender(proxy, self.newest, WeightBoards(1, 2), PolicyDelays(self.noted.append))
+        boards, delays = WeightBoards(1, 2), PolicyDelays(self.noted.append)
+        self._sender = WeightSender(proxy, self.newest, boards, delays, pause_s=PAUSE_S)
 
     async def begin(self) -> None:
         await self._first.start()
@@ -128,6 +134,22 @@ async def test_an_actor_with_the_newest_weights_gets_the_next_ones_when_they_com
     assert sending.actor.versions == [0, 1]
 
 
+async def test_after_a_pause_an_actor_gets_the_newest_weights_in_the_middle_of_a_rollout(
+    autojump_clock: trio.testing.MockClock, sending: Sending
+) -> None:
+    await sending.arrive()
+    await sending.publish(1)
+    await sending.publish(2)
+    await trio.sleep(PAUSE_S - 1)
+    assert sending.actor.versions == [0]
+    await trio.sleep(2)
+    assert sending.actor.versions == [0, 2]
+    await sending.arrive()
+    await trio.sleep(PAUSE_S + 1)
+    await sending.publish(3)
+    assert sending.actor.versions == [0, 2, 3]
+
+
 async def test_nothing_is_sent_while_weights_are_on_their_way(sending: Sending) -> None:
     await sending.publish(1)
     await sending.play()
@@ -149,14 +171,14 @@ async def test_the_delay_of_weights_ends_with_the_first_step_that_is_played_with
     autojump_clock: trio.testing.MockClock, sending: Sending, error: Exception | None
 ) -> None:
     await sending.arrive()
-    await sending.play(replace(PLAYED, since_weights_s=50.0))  # with the first ones
+    await sending.play(replace(PLAYED, new_weights=((0, 50.0),)))  # with the first ones
     await sending.publish(1)
     await trio.sleep(3)
     await sending.arrive(error)
     await trio.sleep(4)
     if error is None:
-        await sending.play(replace(PLAYED, weights_version=1, since_weights_s=0.5))
-        await sending.play(replace(PLAYED, weights_version=1))
+        await sending.play(replace(PLAYED, new_weights=((1, 0.5),)))
+        await sending.play(replace(PLAYED, weights_versions=(1,)))
         assert sending.noted == [3.5]
     else:
         with pytest.raises(ValueError, match="another model"):

@@ -85,7 +85,7 @@ async def test_every_batch_becomes_a_version_and_new_weights() -> None:
         nursery.cancel_scope.cancel()
     assert [update.version for update in updates.list] == [1, 2, 3]
     assert [update.agent_steps for update in updates.list] == [20, 40, 60]
-    assert [update.lags.tolist() for update in updates.list] == [[0] * 4, [1] * 4, [1] * 4]
+    assert [set(update.lags.ravel().tolist()) for update in updates.list] == [{0}, {1}, {1}]
     packed = [first, *(update.weights for update in updates.list)]
     assert not any(np.array_equal(before, after) for before, after in itertools.pairwise(packed))
     assert np.array_equal(packed[-1], layout.pack(algorithm.model))
