@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from io import BufferedReader, BufferedWriter
+from typing import cast
 
 import msgspec
 import trio
@@ -20,6 +22,7 @@ from asyncparl.machine import explain
 from asyncparl.protocol.node_messages import Job
 from asyncparl.runtime import zygote_start
 from asyncparl.runtime.state import without_secrets
+from asyncparl.transport.forks import guard
 
 _START_LIMIT_S = 30.0
 _STOP_LIMIT_S = 10.0
@@ -107,7 +110,10 @@ def _start_process(setup: PrivateSetup) -> subprocess.Popen[bytes]:
         start_new_session=True,
         env={**without_secrets(os.environ), "PYTHONPATH": _python_path()},
     )
-    assert process.stdin is not None
+    assert process.stdin is not None and process.stdout is not None
+    # Their ends say that this program has ended.
+    for pipe in (cast("BufferedWriter", process.stdin), cast("BufferedReader", process.stdout)):
+        guard.close_in_child(pipe.raw)
     try:
         process.stdin.write(msgspec.json.encode(setup) + b"\n")
         process.stdin.flush()

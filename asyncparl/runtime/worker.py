@@ -45,6 +45,7 @@ from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
 from asyncparl.transport import Admission, Credentials, listen, open_admitted
 from asyncparl.transport.base import Channel
+from asyncparl.transport.forks import guard
 
 
 def run_worker(fork: Fork, *, control_fd: int) -> int:
@@ -180,7 +181,9 @@ async def _take_handed_over(control: socket.socket, worker: _Worker) -> None:
                 control.send(packet + msgspec.msgpack.encode(worker.figures()))
         elif fds:  # none: we have too many files open, and the kernel closed it
             admission = msgspec.msgpack.decode(packet, type=Admission)
-            worker.nursery.start_soon(worker.serve, partial(open_admitted, socket.socket(fileno=fds[0]), admission))
+            connection = socket.socket(fileno=fds[0])
+            guard.close_in_child(connection)
+            worker.nursery.start_soon(worker.serve, partial(open_admitted, connection, admission))
 
 
 class _Worker:

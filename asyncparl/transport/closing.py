@@ -47,6 +47,11 @@ class Connection:
         """Whether NNG has closed it."""
         return self._look(self._fd) != self._identity
 
+    def close(self) -> None:
+        """In a forked child: the descriptor that it has got of it."""
+        if not self.is_released():
+            os.close(self._fd)
+
     def shut_down(self, how: int) -> None:
         """As `socket.shutdown`, if NNG has not closed it."""
         try:

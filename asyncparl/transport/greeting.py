@@ -18,6 +18,7 @@ import trio
 
 from asyncparl.errors import AuthenticationError
 from asyncparl.transport.credentials import KEY_BYTES, Admission, DialRefused, KeyRing
+from asyncparl.transport.forks import guard
 from asyncparl.transport.handshake import (
     COME_IN,
     MAGIC_BYTES,
@@ -218,6 +219,7 @@ class Reception:
 
     def adopt(self, connection: socket.socket) -> None:
         """Treat a connection as if the listening socket had given it."""
+        guard.close_in_child(connection)
         try:
             tune(connection)
             stranger = _Stranger(connection, self._keys, self._max_message_bytes)

@@ -163,6 +163,7 @@ class NngChannel(Channel):
         self._out = ffi.new(_MESSAGE_OUT)
         self._on_close = on_close
         self._connection = Connection(connection)  # now, because NNG may have closed it by the time it was handed over
+        guard.close_in_child(self._connection)
         try:
             self._pair = _open_pair(connection.fileno(), max_receive_bytes, self._on_pipe_added, self._on_pipe_removed)
         except BaseException:

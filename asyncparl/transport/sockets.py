@@ -12,6 +12,7 @@ import sys
 import trio
 
 from asyncparl.transport.addresses import IpcAddress, TcpAddress
+from asyncparl.transport.forks import guard
 
 QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)
 """To send with: the loss of the peer is an error, also where the program lets SIGPIPE end it, for its own output."""
@@ -49,6 +50,7 @@ async def connect(address: IpcAddress | TcpAddress) -> socket.socket:
             raise error.__cause__.exceptions[-1] from None
         raise
     connection = socket.socket(fileno=stream.socket.detach())
+    guard.close_in_child(connection)
     try:
         tune(connection)
     except BaseException:
@@ -60,6 +62,7 @@ async def connect(address: IpcAddress | TcpAddress) -> socket.socket:
 async def _connect_ipc(path: str) -> socket.socket:
     """Unlike TCP, connecting a Unix socket is done at once, or fails with EAGAIN while the backlog is full."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    guard.close_in_child(connection)
     try:
         connection.setblocking(False)
         while (code := connection.connect_ex(path)) == errno.EAGAIN:  # noqa: ASYNC110  # there is no event for it
@@ -98,6 +101,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     targets = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, target = targets[0]
     listening = socket.socket(family, kind, protocol)
+    guard.close_in_child(listening)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if host == "::" and socket.has_dualstack_ipv6():
@@ -113,6 +117,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 def _bind_ipc(path: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    guard.close_in_child(listening)
     try:
         listening.setblocking(False)
         try:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
+
+from tests.cluster.clusters import Cluster, is_gone
+from tests.cluster.processes import until
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -125,3 +131,51 @@ def test_in_a_forked_child_everything_of_its_parent_is_a_clear_error_and_nothing
         text = said.pop(name)
         assert text.startswith("ResourceError: this process was forked from one that had channels") and "spawn" in text
     assert not said
+
+
+FORKING = """
+    import multiprocessing, os, sys, time
+    import asyncparl.blocking as blocking
+
+    @blocking.remote_class
+    class Worker:
+        def pid(self):
+            return os.getpid()
+
+    def live():
+        time.sleep(600)
+
+    def main(*address):
+        blocking.connect(*address)
+        workers = [Worker(), Worker()]
+        pids = [worker.pid().result() for worker in workers]
+        child = multiprocessing.get_context("fork").Process(target=live)
+        child.start()
+        print(*pids, child.pid, flush=True)
+        time.sleep(600)
+
+    if __name__ == "__main__":
+        main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_actors_end_with_their_program_although_a_process_lives_that_was_forked_from_it(
+    number: signal.Signals, is_private: bool, tmp_path: Path
+) -> None:
+    """That has copies of all connections, and peers see the end of a program by the end of its connections."""
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(FORKING))
+    with Cluster(tmp_path) as cluster:
+        if not is_private:
+            cluster.start_master()
+            cluster.start_node("node", "--cpus", "2")
+        program = cluster.start([sys.executable, str(script), *([] if is_private else [cluster.address])])
+        *actors, child = map(int, program.read_line().split())
+        try:
+            program.send(number)
+            until(lambda: all(is_gone(pid) for pid in actors), within_s=10)
+            assert not is_gone(child)
+        finally:
+            os.kill(child, signal.SIGKILL)
