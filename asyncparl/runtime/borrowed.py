@@ -284,7 +284,9 @@ class LocalHandle(LinkedHandle):
         """An actor ends by returning, or by `sys.exit()`, or by whoever holds it elsewhere."""
         raise RuntimeError(f"{self.name} cannot close itself from inside")
 
-    kill = close
+    async def kill(self) -> None:
+        """Likewise."""
+        raise RuntimeError(f"{self.name} cannot kill itself from inside")
 
     async def _serve(self, link: Link, channel: Channel) -> None:
         link.attach(channel)

@@ -45,7 +45,6 @@ from asyncparl.protocol.master_messages import (
     Leave,
     LeaveDriver,
     LeaveNode,
-    NamedActor,
     NodeToMaster,
     OpenRelay,
     RelayOpened,
@@ -311,13 +310,13 @@ class Master:
 
     def _answer_about(
         self, member: _Member, request: FindActor | FindNamed | KillActor | CallBack
-    ) -> Answer | Coroutine[Any, Any, Answer] | None:
+    ) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         """What concerns processes of others."""
         match request:
             case FindActor(actor_id):
                 return self._places.find(member.driver_id, actor_id)
             case FindNamed(name):
-                return self._find_named(member, name)
+                return self._places.find_named(member.driver_id, name)
             case KillActor(actor_id):
                 self._kill_actor(actor_id)
             case CallBack(driver_id, actor_id):
@@ -325,10 +324,6 @@ class Master:
                     raise ResourceError("that program is not in the cluster")
                 driver.orders.send(DialActor(actor_id))
         return None
-
-    def _find_named(self, member: _Member, name: str) -> NamedActor | None:
-        found = self._core.actors.find_named(name, member.driver_id)
-        return None if found is None else NamedActor(*found)
 
     def _kill_actor(self, actor_id: str) -> None:
         node = self._nodes.get(self._core.actors.node_of(actor_id) or "")

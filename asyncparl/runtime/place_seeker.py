@@ -100,8 +100,10 @@ class PlaceSeeker:
         reason = ""
         while not reason:
             await trio.sleep(_EXPLAIN_AFTER_S)
-            with contextlib.suppress(AsyncparlError):
+            with trio.move_on_after(_EXPLAIN_AFTER_S) as patience, contextlib.suppress(AsyncparlError):
                 reason = (await ask(ExplainWait(request.actor_id))).reason
+            if patience.cancelled_caught:
+                reason = f"the {'node' if isinstance(request, StartActor) else 'master'} does not answer"
         if isinstance(request, StartActor):
             if reason in self._told:
                 return

@@ -16,12 +16,14 @@ from asyncparl.errors import ResourceError
 from asyncparl.protocol.cluster import ClusterCore
 from asyncparl.protocol.decisions import Ended, Found, Granted, Refused, StillHeld, Waiting
 from asyncparl.protocol.leases import START_LIMIT_S
-from asyncparl.protocol.master_messages import AskPlace, NodeTicket, Placed
+from asyncparl.protocol.master_messages import AskPlace, NamedActor, NodeTicket, Placed
 from asyncparl.protocol.tickets import Ticket, encode_ticket, sign_lease, ticket_key
 
 TICKET_LIFE_S = 600.0
 _UNKNOWN_LIMIT_S = 6.0
 """Longer than a node takes to join again."""
+_UNKNOWN_NAME_LIMIT_S = 0.5
+"""Longer than a request takes to come here. Whoever makes an actor because there is none of a name waits for it."""
 LEASE_LIFE_S = START_LIMIT_S - 5.0
 """Shorter, because a node learns the time late, and the master of a start: nobody else may have the place by then."""
 
@@ -102,6 +104,16 @@ class Places:
                 await self._changed.wait()
             if patience.cancelled_caught:
                 raise ResourceError("no such actor is in the cluster")
+
+    async def find_named(self, driver_id: str, name: str) -> NamedActor | None:
+        """The actor of this name; None if nobody has made one.
+
+        Who has made it may have told others before us: those are not to be told that there is none.
+        """
+        with trio.move_on_after(_UNKNOWN_NAME_LIMIT_S):
+            while (found := self._actors.find_named(name, driver_id)) is None:
+                await self._changed.wait()
+        return None if found is None else NamedActor(*found)
 
     def hand_out(self) -> None:
         """Tell those whose turn it is. For after anything that may have freed something."""

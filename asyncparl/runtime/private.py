@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from io import BufferedReader, BufferedWriter
-from typing import cast
+from typing import Any
 
 import msgspec
 import trio
@@ -111,8 +110,8 @@ def _start_process(setup: PrivateSetup) -> subprocess.Popen[bytes]:
         env={**without_secrets(os.environ), "PYTHONPATH": _python_path()},
     )
     assert process.stdin is not None and process.stdout is not None
-    # Their ends say that this program has ended.
-    for pipe in (cast("BufferedWriter", process.stdin), cast("BufferedReader", process.stdout)):
+    pipes: Any = process.stdin, process.stdout
+    for pipe in pipes:  # their ends say that this program has ended
         guard.close_in_child(pipe.raw)
     try:
         process.stdin.write(msgspec.json.encode(setup) + b"\n")

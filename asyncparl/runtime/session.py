@@ -348,6 +348,8 @@ class Session:
             if actor.node is node:
                 actor.node_lost(why)
         self._reach.node_lost(node, why)
+        if self._credentials is None:  # a private cluster: its node and its master are one process
+            self._master.hang_up(why)
 
     def _leave_soon(self, node: NodeLink) -> trio.Event:
         """Have a node end all that is ours; set when it has."""

@@ -96,6 +96,37 @@ async def test_what_actors_wait_for_that_cannot_start_is_said_once(capfd: pytest
     assert said in (f"asyncparl: Echo#{number} waits: {reason}\n" for number in (2, 3))
 
 
+def node_process() -> psutil.Process:
+    (node,) = psutil.Process().children()
+    return node
+
+
+async def test_a_private_cluster_that_stands_still_for_long_is_gone_for_new_actors_too() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with asyncparl.connect(), Echo() as first:
+            await first.pid()
+            node_process().suspend()
+            second = Echo()
+            with pytest.raises(asyncparl.ResourceError, match="it has been silent for 4.5 s"):
+                await second.add(1)
+            with pytest.raises(asyncparl.NotConnectedError, match="is gone: it has been silent for 4.5 s"):
+                Echo()
+
+
+async def test_that_the_master_does_not_answer_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    said = ""
+    with trio.fail_after(LIMIT_S):
+        async with asyncparl.connect():
+            (node := node_process()).suspend()
+            echo = Echo()
+            while not said:
+                await trio.sleep(0.1)
+                said += capfd.readouterr().err
+            node.resume()
+            assert await echo.add(1) == 1
+    assert said == "asyncparl: Echo#1 waits: the master does not answer\n"
+
+
 @either_process
 async def test_when_a_process_behind_the_actors_is_killed_every_call_settles_at_once(which: str) -> None:
     with trio.fail_after(LIMIT_S):

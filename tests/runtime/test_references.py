@@ -292,6 +292,17 @@ async def test_actors_are_found_by_name() -> None:
             await Store.options(name="the store")().pid()
 
 
+async def test_an_actor_is_found_by_name_although_the_master_hears_of_it_after_those_who_look_for_it() -> None:
+    async with asyncparl.connect():
+        user, other = User(), User()
+        with pytest.raises(LookupError):
+            await user.find("anybody")  # it is there
+        found = user.find("the store"), other.find("the store")
+        await trio.sleep(0.1)
+        store = Store.options(name="the store")()
+        assert await asyncparl.gather(found) == [store, store]
+
+
 async def test_items_and_calls_of_the_object_itself() -> None:
     async with asyncparl.connect():
         store = Store()
