@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import socket
+import tempfile
 from pathlib import Path
 
 _CGROUP_CPUS = Path("/sys/fs/cgroup/cpu.max")
@@ -17,6 +18,14 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 _NVIDIA_DEVICES = "/dev"
 _ENOUGH_FILES = 1 << 16
+_MAX_FOLDER_BYTES = 60
+"""The path of a socket file has at most 107; what comes below takes up to 40."""
+
+
+def folder_for_sockets() -> str:
+    """Where folders with socket files go: the folder for temporary files, unless its path is too long for them."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= _MAX_FOLDER_BYTES else "/tmp"
 
 
 def usable_cpus() -> int:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from asyncparl.machine import folder_for_sockets
+
 FOLDER_PREFIX = "asyncparl-node-"
 LOCK = "lock"
 
@@ -19,7 +21,7 @@ LOCK = "lock"
 @contextlib.contextmanager
 def node_folder() -> Iterator[str]:
     """A new one. Short, because the path of a socket file must be; only we may enter it."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+    for folder in Path(folder_for_sockets()).glob(f"{FOLDER_PREFIX}*"):
         sweep(folder)
     directory, lock = _new_folder()
     try:
@@ -55,7 +57,7 @@ def _sweep_now(folder: Path) -> bool:
 def _new_folder() -> tuple[str, TextIO]:
     """An empty folder, and its lock, which we hold."""
     while True:
-        directory = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
+        directory = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=folder_for_sockets())
         lock = open(f"{directory}/{LOCK}", "w")  # noqa: SIM115 - kept by the caller
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(lock.name):

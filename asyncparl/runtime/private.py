@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.machine import explain
+from asyncparl.machine import explain, folder_for_sockets
 from asyncparl.protocol.node_messages import Job
 from asyncparl.runtime import zygote_start
 from asyncparl.runtime.state import without_secrets
@@ -55,7 +55,9 @@ class PrivateCluster:
             raise ValueError(f"cpus must be more than 0, not {cpus}")
         directory = ""
         try:
-            directory = tempfile.mkdtemp(prefix="asyncparl-")  # mode 0700: the sockets are ours alone
+            directory = tempfile.mkdtemp(
+                prefix="asyncparl-", dir=folder_for_sockets()
+            )  # mode 0700: the sockets are ours alone
             return cls(_start_process(PrivateSetup(directory, cpus, job, keeps_logs)), directory)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import trio
 
+from asyncparl.errors import ResourceError
 from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES
 from asyncparl.protocol.node_messages import Job
 from asyncparl.runtime.code.pack import Package, check_files, pack
@@ -32,7 +33,11 @@ class Program:
         main: tuple[str | None, str | None] | None = None,
         job: Job | None = None,
     ) -> None:
-        """`job`: in a worker, how its node knows the program, whose main script is `main` here."""
+        """`job`: in a worker, how its node knows the program, whose main script is `main` here.
+
+        Raises:
+            ResourceError: its working directory is gone.
+        """
         if main is None:
             answer_to_alias()
         self._main_path, self._main_module = main or describe_main()
@@ -45,7 +50,8 @@ class Program:
         self._preload = list(preload)
         self._start_method = start_method or START_METHOD
         self._files = files
-        check_files(files, os.getcwd())  # now, not when the first actor starts elsewhere
+        self._cwd = _working_directory()
+        check_files(files, self._cwd)  # now, not when the first actor starts elsewhere
         self._package: Package | None = None
         self._packing = trio.Lock()
 
@@ -79,7 +85,7 @@ class Program:
             main_module=self._main_module,
             preload=self._preload,
             start_method=self._start_method,
-            cwd=os.getcwd(),
+            cwd=self._cwd,
             encrypt=self._encrypt,
             max_value_bytes=self.max_value_bytes,
         )
@@ -108,3 +114,12 @@ class Program:
 
     def _pack(self) -> Package:
         return pack(find_roots(self._main_path, sys.path, dict(sys.modules)), self._files)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ResourceError(
+            "the working directory of this program does not exist any more: change to another"
+        ) from None

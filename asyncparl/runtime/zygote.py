@@ -8,6 +8,9 @@ It is the parent of the workers, so it alone kills and reaps them: a pid is neve
 its socket to the node closes (the node died) it kills every worker and ends, even if it was stopped: the kernel lets it
 go on then. When it dies itself, the kernel kills the workers (PDEATHSIG).
 
+What a worker has started ends with it: its process group is killed, and so are those who left that for a session of
+their own (browsers, game servers), which the zygote inherits, and knows by a variable of their environment.
+
 Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard
 output, standard error, and the worker's own socket to the node. Where there is no fork, workers are started as fresh
 interpreters, with the same messages.
@@ -15,6 +18,7 @@ interpreters, with the same messages.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -25,9 +29,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -39,6 +44,11 @@ MAX_PACKET_BYTES = 1 << 17
 NUM_FORK_FDS = 3
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_MARK = "ASYNCPARL_PROCESS"
+"""The variable that says from which worker a process descends."""
+_STRAYS_LIMIT_S = 1.0
 
 _NODE_ENDS_WITHIN_S = 2.0
 """The kernel closes the files of a killed process one after the other: our socket perhaps before the lock."""
@@ -121,13 +131,21 @@ decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
 decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
 
 
+class _Worker(NamedTuple):
+    actor_id: str
+    mark: str
+    """In its environment, and in that of its descendants."""
+
+
 class _Zygote:
     def __init__(self, setup: ZygoteSetup) -> None:
         self._setup = setup
         self.was_told_to_leave = False
         go_on_without_parent()
+        _inherit_orphans()
         self._control = socket.socket(fileno=setup.control_fd)
-        self._workers: dict[int, str] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._num_started = 0
         self._child_signal, wakeup = os.pipe()
         for fd in (self._child_signal, wakeup):
             os.set_blocking(fd, False)
@@ -170,12 +188,15 @@ class _Zygote:
                 for fd in fds:
                     os.close(fd)
         else:
-            for pid, actor_id in self._workers.items():
-                if actor_id == message.actor_id:
+            for pid, worker in self._workers.items():
+                if worker.actor_id == message.actor_id:
                     _signal_group(pid, message.signal)
         return True
 
     def _start(self, fork: Fork, fds: list[int]) -> None:
+        self._num_started += 1
+        worker = _Worker(fork.actor_id, f"{os.getpid()}.{self._num_started}")
+        fork = msgspec.structs.replace(fork, environ={**fork.environ, _MARK: worker.mark})
         try:
             if len(fds) < NUM_FORK_FDS:  # the kernel has dropped what we have no room for
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -184,7 +205,7 @@ class _Zygote:
             why = explain(error, "the process that starts workers")
             self._tell(ForkFailed(fork.actor_id, f"a worker process cannot be started: {why}"))
             return
-        self._workers[pid] = fork.actor_id
+        self._workers[pid] = worker
         self._tell(Forked(fork.actor_id, pid))
 
     def _fork(self, fork: Fork, fds: list[int]) -> int:
@@ -232,20 +253,25 @@ class _Zygote:
         return process.pid
 
     def _reap(self) -> None:
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
+        while (ended := _ended_child()) is not None:
             # While the zombie holds its pid, the process group of that number can only be its own.
             _signal_group(ended.si_pid, signal.SIGKILL)
             os.waitpid(ended.si_pid, 0)
-            actor_id = self._workers.pop(ended.si_pid, None)
-            if actor_id is not None:
+            worker = self._workers.pop(ended.si_pid, None)
+            if worker is not None:
+                self._end_strays()
                 exited = ended.si_code == os.CLD_EXITED
-                self._tell(Exited(actor_id, *((ended.si_status, None) if exited else (None, ended.si_status))))
+                self._tell(Exited(worker.actor_id, *((ended.si_status, None) if exited else (None, ended.si_status))))
+        self._end_strays()  # also those whose parents were strays
+
+    def _end_strays(self) -> bool:
+        """Kill what descends from workers that have ended; whether there was any."""
+        living = {worker.mark for worker in self._workers.values()}
+        strays = [pid for pid in _children() - self._workers.keys() if _mark_of(pid) not in (None, *living)]
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(strays)
 
     def _tell(self, message: FromZygote) -> None:
         try:
@@ -256,6 +282,45 @@ class _Zygote:
     def _kill_all(self) -> None:
         for pid in self._workers:
             _signal_group(pid, signal.SIGKILL)
+        give_up_at = time.monotonic() + _STRAYS_LIMIT_S
+        while time.monotonic() < give_up_at:
+            self._reap()
+            if not self._workers and not self._end_strays():
+                break
+            time.sleep(0.002)
+
+
+def _ended_child() -> os.waitid_result | None:
+    """Whoever has ended and was not reaped."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+
+
+def _children() -> set[int]:
+    """Of this process, which has one thread; empty where the kernel does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            return set(map(int, children.read().split()))
+    except OSError:
+        return set()
+
+
+def _mark_of(pid: int) -> str | None:
+    """From which worker it descends; None if it does not say."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as variables:
+            marks = [each for each in variables.read().split(b"\0") if each.startswith(f"{_MARK}=".encode())]
+    except OSError:
+        return None
+    return marks[0].decode().partition("=")[2] if marks else None
+
+
+def _inherit_orphans() -> None:
+    """Let the kernel make this process the parent of descendants whose parents have ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _signal_group(pid: int, number: int) -> None:
@@ -306,6 +371,7 @@ def _preload(names: list[str]) -> None:
 
 def main() -> None:
     """Run a zygote; its `ZygoteSetup` is the first argument."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever our node's program has blocked: workers inherit it
     setup = msgspec.json.decode(sys.argv[1], type=ZygoteSetup)
     allow_many_files()  # as a node may, but that of a private cluster starts us first
     sys.path[:] = setup.sys_path

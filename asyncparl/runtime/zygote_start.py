@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def start_zygote(setup: Mapping[str, Any], environ: Mapping[str, str]) -> Starte
 
 
 def _main() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the program has blocked: it is inherited
     line = sys.stdin.buffer.readline()  # a `PrivateSetup`; nothing if the program has died meanwhile
     job = json.loads(line)["job"] if line else None
     started = job and start_zygote({name: job[name] for name in ("sys_path", "preload", "start_method")}, os.environ)

@@ -107,9 +107,9 @@ async def test_a_private_cluster_that_stands_still_for_long_is_gone_for_new_acto
             await first.pid()
             node_process().suspend()
             second = Echo()
-            with pytest.raises(asyncparl.ResourceError, match="it has been silent for 4.5 s"):
+            with pytest.raises(asyncparl.ResourceError, match=r"it has been silent for 4\.5 s"):
                 await second.add(1)
-            with pytest.raises(asyncparl.NotConnectedError, match="is gone: it has been silent for 4.5 s"):
+            with pytest.raises(asyncparl.NotConnectedError, match=r"is gone: it has been silent for 4\.5 s"):
                 Echo()
 
 

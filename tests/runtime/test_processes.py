@@ -155,6 +155,43 @@ async def test_a_death_ends_streams_and_waiting_calls_everywhere() -> None:
         assert await waiting == "woken"
 
 
+@asyncparl.remote_class
+class Starter:
+    """Starts programs that want to be sessions of their own, as browsers and game servers do."""
+
+    def start(self) -> list[int]:
+        command = "sleep 600 & setsid sleep 600 & echo $! $(jobs -p | head -1); wait"
+        shell = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert shell.stdout is not None
+        return [shell.pid, *map(int, shell.stdout.readline().split())]
+
+    def start_daemon(self) -> int:
+        """The process between it and us has ended."""
+        command = ["sh", "-c", "setsid sleep 600 > /dev/null & echo $!"]
+        return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("end", ["close", "kill", "SIGKILL", "the block"])
+async def test_what_an_actor_started_ends_with_it_also_in_a_session_of_its_own(end: str) -> None:
+    async with asyncparl.connect():
+        actor, other = Starter(), Starter()
+        started = [*await actor.start(), await actor.start_daemon()]
+        kept = [*await other.start(), await other.start_daemon()]
+        if end == "SIGKILL":
+            os.kill(await actor.pid(), signal.SIGKILL)
+        elif end != "the block":
+            await {"close": asyncparl.close, "kill": asyncparl.kill}[end](actor)
+        if end != "the block":
+            for pid in started:
+                await _gone(pid)
+            assert all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in kept)
+    for pid in started + kept:
+        await _gone(pid)
+
+
 async def test_grandchildren_end_with_their_actor() -> None:
     async with asyncparl.connect():
         echo = Echo()

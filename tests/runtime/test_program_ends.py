@@ -235,6 +235,56 @@ def test_ctrl_c_ends_a_program_soon_whose_actors_are_starting_and_the_second_one
     assert process_table(f"LEAVING={mark}".encode(), set()) <= before
 
 
+ODD_PLACES = """
+    import os, shutil, signal, sys, tempfile, time
+    import asyncparl, trio
+
+    @asyncparl.remote_class
+    class Worker:
+        def pid(self): return os.getpid()
+        def sleep(self): time.sleep(600)
+
+    async def work():
+        async with asyncparl.connect():
+            worker = Worker()
+            print(await worker.pid(), end=" ")
+            worker.sleep()
+            began = trio.current_time()
+        print("soon" if trio.current_time() < began + 5 else "late")
+
+    if __name__ == "__main__":
+        where = sys.argv[1]
+        if where == "long temporary folder":
+            os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="l" * 120, dir=".")
+        elif where == "blocked signals":
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        else:
+            os.mkdir("short-lived")
+            os.chdir("short-lived")
+            os.rmdir(os.getcwd())
+        tempfile.tempdir = None
+        trio.run(work)
+"""
+
+
+@pytest.mark.parametrize("where", ["long temporary folder", "blocked signals"])
+def test_a_program_works_and_ends_as_usual_with(where: str, tmp_path: Path) -> None:
+    write(tmp_path, {"program.py": textwrap.dedent(ODD_PLACES)})
+    done = run("program.py", where, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    pid, when = done.stdout.split()
+    assert pid.isdigit() and when == "soon"
+
+
+def test_a_program_whose_working_directory_is_gone_is_told_so(tmp_path: Path) -> None:
+    write(tmp_path, {"program.py": textwrap.dedent(ODD_PLACES)})
+    done = run("program.py", "nowhere", cwd=tmp_path)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "asyncparl.errors.ResourceError: the working directory of this program does not exist any more"
+    )
+
+
 MOMENTS = 14
 """How many times `MORTAL` says that it might end now."""
 MORTAL = textwrap.dedent(BUSY) + textwrap.dedent("""
