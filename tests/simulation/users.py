@@ -376,7 +376,8 @@ class Users:
         actor = Actor(driver, proxy, f"{name} as {driver.process} found it", is_borrowed=True)
         known = [other for other in self.actors if not other.is_exposed and other.actor_id == actor.actor_id]
         actor.mood = known[0].mood if known else "good"
-        actor.is_doomed = any(other.is_doomed for other in known)
+        owner = self._owner_of(actor)
+        actor.is_doomed = any(other.is_doomed for other in self.actors if other in known or other.actor_id == owner)
         self.actors.append(actor)
 
     async def close(self, actor: Actor, a: int, b: int) -> None:
@@ -420,9 +421,14 @@ class Users:
         for other in self.actors:
             if other is actor or (not actor.is_exposed and not other.is_exposed and other.actor_id == actor.actor_id):
                 other.is_doomed = True
-            # What it made and exposed ends with it.
-            if f"of {actor.name}" in other.name:
+            # What it made and exposed ends with it; also what was found by its name before that was known.
+            if f"of {actor.name}" in other.name or self._owner_of(other) == actor.actor_id:
                 other.is_doomed = True
+
+    def _owner_of(self, actor: Actor) -> str:
+        """Of one that ends with its owner."""
+        lease = self.world.leases.get(actor.actor_id)
+        return "" if lease is None or lease.title.is_detached else lease.driver_id
 
     def _borrow(self, maker: Actor, proxy: Any, name: str, *, is_detached: bool = False) -> Actor:
         actor = Actor(maker.driver, proxy, name, is_borrowed=True, is_detached=is_detached)
