@@ -213,8 +213,9 @@ class Users:
             made.outcome = "returned"
         except Exception as error:
             self.raised(made, error)
-        self._item_came(made)
-        made.call, made.timeout_s = None, float("inf")
+        finally:  # also if the program leaves: then nobody waits, and the item in hand has no limit
+            self._item_came(made)
+            made.call, made.timeout_s = None, float("inf")
 
     def _item_came(self, made: Made) -> None:
         if self.world.now > made.limit_at(self.world.jumped_s):
