@@ -150,11 +150,18 @@ class Session:
         await self._reach.close()
         self._master.tell(LeaveDriver())
 
+    @property
+    def _is_private(self) -> bool:
+        """Whether the cluster is that of this program alone: then nobody needs secrets."""
+        return self._credentials is None
+
     def _own_to_the_end(self) -> list[ActorHandle]:
         return [actor for actor in self._actors.values() if not actor.is_detached]
 
     async def _let_detached_begin(self) -> None:
         """They live on without us once they are made; what they are made from is still with us."""
+        if self._is_private:
+            return  # they end with the cluster
         unmade = [actor for actor in self._actors.values() if actor.is_detached and not actor.is_made]
         with trio.move_on_after(DETACHED_LIMIT_S):
             for actor in unmade:
@@ -298,7 +305,7 @@ class Session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_joined, joined)
             try:
-                await self._master.run(once_within_s=within_s, rejoins=self._credentials is not None)
+                await self._master.run(once_within_s=within_s, rejoins=not self._is_private)
             except MasterLost as error:
                 self._failure = ResourceError(f"the node of this cluster is gone: {error}")
             except AsyncparlError as error:
@@ -348,7 +355,7 @@ class Session:
             if actor.node is node:
                 actor.node_lost(why)
         self._reach.node_lost(node, why)
-        if self._credentials is None:  # a private cluster: its node and its master are one process
+        if self._is_private:  # its node and its master are one process
             self._master.hang_up(why)
 
     def _leave_soon(self, node: NodeLink) -> trio.Event:
