@@ -56,6 +56,7 @@ ROOMS = {
     "algorithms":      Room("",                                     "torch numpy"),
     "rl":              Room("algorithms",                           "torch numpy"),
     "training":        Room("asyncparl errors machine rl algorithms", "trio outcome torch numpy gymnasium ale_py rich"),
+    "training.event_file": Room("",                                 "tensorboard"),
     "training.plot":   Room("",                                     "matplotlib"),
     "training.video":  Room("",                                     "imageio imageio_ffmpeg numpy"),
     "bench":           Room("asyncparl errors rl algorithms training runtime",

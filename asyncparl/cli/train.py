@@ -212,8 +212,8 @@ def _common_options(algorithm: AlgorithmName) -> list[Callable[[Any], Any]]:
             "--resume",
             type=_FOLDER,
             metavar="RUN",
-            help="Go on with the run in this folder. Options may change how it runs, such as --steps, --actors and "
-            "--device, not what it is; docs/training.md has a list.",
+            help="Go on with the run in this folder, when it has ended. Options may change how it runs, such as "
+            "--steps, --actors and --device, not what it is; docs/training.md has a list.",
         ),
     ]
 
@@ -364,7 +364,8 @@ async def _run(trainer: Trainer, display: Display, monitor: str | bool) -> Train
 async def _stop_on_signal(trainer: Trainer, display: Display) -> None:
     number = await first_signal()
     trainer.stop(number.name)
-    display.say("stopping: writing a checkpoint; Ctrl-C again stops at once")
+    what = "writing a checkpoint" if trainer.has_learned else "there is nothing new for a checkpoint"
+    display.say(f"stopping: {what}; Ctrl-C again stops at once")
 
 
 def _say_how_it_ended(algorithm: AlgorithmName, result: TrainingResult) -> None:
@@ -372,7 +373,7 @@ def _say_how_it_ended(algorithm: AlgorithmName, result: TrainingResult) -> None:
     report = result.report
     click.echo(f"{ending} after {report.agent_steps:,} steps; mean return {report.mean_return:.2f}")
     click.echo(f"results: {result.run_dir}")
-    if result.stop_reason is not None and result.checkpoint is not None:
+    if result.stop_reason is not None:
         program = sys.argv[0] if Path(sys.argv[0]).name == "asyncparl" else "asyncparl"
         click.echo(f"go on with: {program} train {algorithm} --resume {result.run_dir}")
 

@@ -98,6 +98,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered)]
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is any, which can be read or not: the best one counts too."""
+    return (folder / BEST_NAME).exists() or bool(list_checkpoints(folder))
+
+
 def load_latest(folder: Path, *, warn: Callable[[str], None], or_best: bool = False) -> Checkpoint:
     """The newest checkpoint that can be read.
 

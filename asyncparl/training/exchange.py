@@ -247,6 +247,7 @@ class Streams(Exchange):
         sender = WeightSender(actor, self._newest, self._boards, PolicyDelays(self._note_delay), pause_s=pause_s)
         first = Delivery(actor, self._newest)
         await first.start()
+        await trio.lowlevel.checkpoint_if_cancelled()  # when all is cancelled the nursery may have closed before us
         self._nursery.start_soon(sender.run, first)
         self._senders.add(sender)
         try:

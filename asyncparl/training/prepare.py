@@ -22,7 +22,7 @@ from asyncparl.training.build import (
     seed_generators,
 )
 from asyncparl.training.check_model import check_model
-from asyncparl.training.checkpoint import Counters, load_latest
+from asyncparl.training.checkpoint import Checkpoint, Counters, has_checkpoint, load_latest
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.environments import EnvironmentOptions
 from asyncparl.training.errors import ConfigError
@@ -43,6 +43,7 @@ CHANGEABLE = frozenset(
 """Settings that may differ when a run is resumed; the others would make it another run. docs/training.md lists them."""
 CHANGEABLE_ENV_OPTIONS = frozenset({"num_threads"})
 """The same of its `env_options`."""
+_BEFORE_ALL_STEPS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,9 @@ def prepare_new_run(config: TrainingConfig, *, run_dir: Path | None, model: Mode
     seed_generators(config.seed)
     algorithm = make_algorithm(_checked_model(interface, model_class, config).to(device), config)
     folder = RunFolder.create(run_dir or default_run_dir(config.algorithm, config.env, config.seed))
-    folder.write_config(config.to_json())
-    _start_tables(folder, config, from_step=None)
+    with folder.closed_on_error():
+        folder.write_config(config.to_json())
+        _start_tables(folder, config, from_step=None)
     return PreparedRun(
         config=config,
         folder=folder,
@@ -79,40 +81,53 @@ def prepare_new_run(config: TrainingConfig, *, run_dir: Path | None, model: Mode
 def prepare_resumed_run(
     run_dir: Path, changes: dict[str, Any], *, model: ModelClass | None, warn: Callable[[str], None]
 ) -> PreparedRun:
-    """A run from its last checkpoint, in the same folder.
+    """A run from its last checkpoint, in the same folder; from its beginning, if it has ended before the first one.
 
     Args:
         changes: settings that differ from now on.
-        warn: told of checkpoints that cannot be read.
+        warn: told of checkpoints that cannot be read, and that there is none.
 
     Raises:
         ConfigError, RunFolderError: it cannot go on. Its folder is as it was.
     """
     folder = RunFolder.open(run_dir)
-    before = TrainingConfig.from_json(folder.read_config())
-    if changes.get("algorithm", before.algorithm) != before.algorithm:
-        raise ConfigError(f"the run in {run_dir} is of {before.algorithm}, not of {changes['algorithm']}")
-    config = change_config(before, changes)
-    model_class, config = _choose_model(config, model)
-    checkpoint = load_latest(folder.checkpoints, warn=warn, or_best=True)
-    if checkpoint.counters.agent_steps >= config.steps:
-        done = f"the run has {checkpoint.counters.agent_steps:,} of {config.steps:,} steps"
-        raise ConfigError(f"{done}: there is nothing to resume, unless steps is set higher")
-    interface = find_interface(config)
-    device = learner_device(config)
-    algorithm = make_algorithm(_checked_model(interface, model_class, config).to(device), config)
-    restore_algorithm(algorithm, checkpoint.algorithm, config)
-    set_random_state(checkpoint.random_state)
-    _start_tables(folder, config, from_step=checkpoint.counters.agent_steps)
-    folder.write_config(config.to_json())
+    with folder.closed_on_error():
+        before = TrainingConfig.from_json(folder.read_config())
+        if changes.get("algorithm", before.algorithm) != before.algorithm:
+            raise ConfigError(f"the run in {run_dir} is of {before.algorithm}, not of {changes['algorithm']}")
+        config = change_config(before, changes)
+        model_class, config = _choose_model(config, model)
+        checkpoint = _checkpoint_of(folder, config, warn)
+        interface = find_interface(config)
+        device = learner_device(config)
+        seed_generators(config.seed)
+        algorithm = make_algorithm(_checked_model(interface, model_class, config).to(device), config)
+        if checkpoint is not None:
+            restore_algorithm(algorithm, checkpoint.algorithm, config)
+            set_random_state(checkpoint.random_state)
+        from_step = _BEFORE_ALL_STEPS if checkpoint is None else checkpoint.counters.agent_steps
+        _start_tables(folder, config, from_step=from_step)
+        folder.write_config(config.to_json())
     return PreparedRun(
         config=config,
         folder=folder,
         interface=interface,
         model_class=model_class,
         algorithm=algorithm,
-        counters=checkpoint.counters,
+        counters=Counters() if checkpoint is None else checkpoint.counters,
     )
+
+
+def _checkpoint_of(folder: RunFolder, config: TrainingConfig, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Where a run goes on; None: at its beginning, for it has learned nothing that was saved."""
+    if not has_checkpoint(folder.checkpoints):
+        warn(f"the run in {folder.path} has no checkpoint yet: it begins from the start, with its settings")
+        return None
+    checkpoint = load_latest(folder.checkpoints, warn=warn, or_best=True)
+    if checkpoint.counters.agent_steps >= config.steps:
+        done = f"the run has {checkpoint.counters.agent_steps:,} of {config.steps:,} steps"
+        raise ConfigError(f"{done}: there is nothing to resume, unless steps is set higher")
+    return checkpoint
 
 
 def _start_tables(folder: RunFolder, config: TrainingConfig, *, from_step: int | None) -> None:

@@ -14,7 +14,7 @@ import trio
 import asyncparl
 from asyncparl.training.best import BestCheckpoint
 from asyncparl.training.build import ModelClass
-from asyncparl.training.checkpoint import Checkpoint, save_checkpoint
+from asyncparl.training.checkpoint import Checkpoint
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.display import Display, SilentDisplay
 from asyncparl.training.errors import ConfigError, RunFolderError, TrainingError, unwrapped_errors
@@ -70,7 +70,7 @@ class Trainer:
 
     Raises:
         ConfigError: the environment, the model or the device is not to be had.
-        RunFolderError: the folder cannot be written, or holds a run.
+        RunFolderError: the folder cannot be written, is in use, or holds a run.
     """
 
     def __init__(self, config: TrainingConfig, *, model: ModelClass | None = None, run_dir: Path | None = None) -> None:
@@ -85,15 +85,15 @@ class Trainer:
         model: ModelClass | None = None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Trainer:
-        """Go on with an earlier run, in its folder, from its last checkpoint.
+        """Go on with an earlier run, in its folder, from its last checkpoint; from the start, if it has none yet.
 
         Args:
             changes: settings that differ from now on; only those that do not make it another run.
             model: as for a new run.
-            warn: told of checkpoints that cannot be read.
+            warn: told of checkpoints that cannot be read, and that there is none.
 
         Raises:
-            ConfigError, RunFolderError: it cannot go on.
+            ConfigError, RunFolderError: it cannot go on, such as because it is still running.
         """
         trainer = cls.__new__(cls)
         trainer._adopt(prepare_resumed_run(run_dir, changes or {}, model=model, warn=warn))
@@ -109,9 +109,18 @@ class Trainer:
         self._saved_updates = run.counters.updates
         self._reported_at = run.counters.elapsed_s
         self._cluster: asyncparl.Cluster | None = None
+        self._pipeline: Pipeline | None = None
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether there is anything that the next checkpoint would have and the last one has not."""
+        return self._pipeline is not None and self._pipeline.counters().updates > self._saved_updates
 
     def stop(self, reason: str) -> None:
-        """End the run as if its steps were done: after the update under way, with a checkpoint. From its event loop."""
+        """End the run as if its steps were done: after the update under way, with a checkpoint if it `has_learned`.
+
+        From its event loop.
+        """
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
@@ -129,14 +138,17 @@ class Trainer:
             ConfigError: the cluster's address is none.
             TrainingError: the learner diverged or is stuck, or no actor is left.
             AuthenticationError, ResourceError: the cluster cannot be joined.
-            RunFolderError: the last checkpoint could not be written.
+            RunFolderError: the run folder has gone, or the end of the run could not be written to it.
             Exception: what the code of environment or model raised.
         """
         display = display or SilentDisplay()
-        with display, unwrapped_errors(), self._arithmetic():
+        with self._run.folder.closed_on_error(), display, unwrapped_errors(), self._arithmetic():
+            if self._run.folder.lock_problem is not None:
+                display.say(f"warning: {self._run.folder.lock_problem}")
             pipeline, learn = self._make_pipeline(display)
+            self._pipeline = pipeline
             kind = "training" if self.config.evaluate_every is None else "evaluation"
-            self._best = BestCheckpoint(self._run.folder.checkpoints, kind, say=display.say)
+            self._best = BestCheckpoint(self._run.folder, kind, say=display.say)
             try:
                 preload = _PRELOAD if self.config.num_learners == 1 else (*_PRELOAD, _PRELOAD_LEARNER)
                 async with AsyncExitStack() as stack:
@@ -150,6 +162,7 @@ class Trainer:
             finally:
                 with trio.CancelScope(shield=True):
                     await self._finish(pipeline, display)
+        self._run.folder.close()
         best = self._best.path if self._best.path.exists() else None
         return TrainingResult(self.run_dir, self._last_saved, best, pipeline.report(), self._stop_reason)
 
@@ -198,7 +211,7 @@ class Trainer:
     async def _save_regularly(self, pipeline: Pipeline, display: Display) -> None:
         while True:
             await trio.sleep(self.config.checkpoint_interval_s)
-            if pipeline.counters().updates > self._saved_updates:
+            if self.has_learned:
                 try:
                     await self._save(await self._checkpoint(pipeline))
                 except OSError as error:  # a full disk may have room again later
@@ -220,7 +233,7 @@ class Trainer:
 
     async def _save(self, checkpoint: Checkpoint) -> None:
         # In a thread: writing and syncing take as long as the disk pleases.
-        self._last_saved = await trio.to_thread.run_sync(save_checkpoint, checkpoint, self._run.folder.checkpoints)
+        self._last_saved = await trio.to_thread.run_sync(self._run.folder.save_checkpoint, checkpoint)
         self._saved_updates = checkpoint.counters.updates
 
     async def _finish(self, pipeline: Pipeline, display: Display) -> None:
@@ -236,8 +249,6 @@ class Trainer:
         except OSError as error:
             newest = f"; {self._last_saved} is the newest one" if self._last_saved is not None else ""
             raise RunFolderError(f"the last checkpoint could not be written: {error}{newest}") from error
-        finally:
-            self._run.folder.close()
         display.show(report)
 
     def _write_report(self, report: Report, display: Display) -> None:

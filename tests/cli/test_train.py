@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import os
 import re
+import resource
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -48,11 +51,11 @@ def _started(*arguments: str, folder: Path, algorithm: str = "impala") -> Iterat
             process.kill()
 
 
-def _train(*arguments: str, folder: Path, algorithm: str = "impala") -> str:
+def _train(*arguments: str, folder: Path, algorithm: str = "impala", status: int = 0) -> str:
     """Run it to its end; what it wrote."""
     with _started(*arguments, folder=folder, algorithm=algorithm) as process:
         output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
+    assert process.returncode == status, output
     return output
 
 
@@ -141,6 +144,99 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     resumed = load_checkpoint(list_checkpoints(run_dir / "checkpoints")[-1]).counters
     assert resumed.updates == saved.updates + 10
     assert resumed.elapsed_s > saved.elapsed_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "learners"), [(signal.SIGINT, "1"), (signal.SIGINT, "2"), (signal.SIGKILL, "1")])
+def test_a_run_that_is_stopped_before_its_first_update_begins_again(
+    number: signal.Signals, learners: str, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    one_update = ("--unroll-length", "2000", "--envs-per-actor", "1", "--steps", "16000")  # it takes a while
+    arguments = (*CATCH, *one_update, "--report-interval", "0.1", "--run-dir", "run", "--learners", learners)
+    with _started(*arguments, folder=tmp_path) as process:
+        while not (run_dir / "progress.csv").exists() or not _steps(run_dir):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert not list_checkpoints(run_dir / "checkpoints")
+    if number == signal.SIGINT:
+        assert process.returncode == 128 + number, output
+        assert "stopping: there is nothing new for a checkpoint; Ctrl-C again stops at once" in output
+        assert "stopped by SIGINT after 0 steps" in output
+        assert "go on with: asyncparl train impala --resume run" in output
+        assert "Traceback" not in output
+
+    output = _train("--resume", "run", folder=tmp_path)
+    said = "warning: the run in run has no checkpoint yet: it begins from the start, with its settings"
+    assert output.splitlines()[0] == said
+    assert "finished after 16,000 steps" in output
+    assert _steps(run_dir)[-1] == 16_000
+
+
+@pytest.mark.slow
+def test_a_run_has_its_folder_to_itself_until_it_ends(tmp_path: Path) -> None:
+    arguments = ("--steps", "100000000", "--checkpoint-interval", "0.2", "--run-dir", "run")
+    with _started(*CATCH, *arguments, folder=tmp_path) as process:
+        _wait_for(tmp_path / "run" / "checkpoints", "checkpoint-*.pt", process)
+        for second in (("--resume", "run"), (*CATCH, "--run-dir", "run")):
+            with _started(*second, folder=tmp_path) as other:
+                output, _ = other.communicate(timeout=LIMIT_S)
+            assert other.returncode == 1
+            owner = f"process {process.pid} on {socket.gethostname()}"
+            assert output == f"error: the run in run is in use by {owner}: stop it first, or copy the folder\n"
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+        output = _train("--resume", "run", "--steps", "1", folder=tmp_path, status=1)
+    assert "there is nothing to resume" in output  # so it may have the folder
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_removed_ends_with_one_clear_line(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ("--report-interval", "0.2", "--checkpoint-interval", "0.1", "--run-dir", "run")
+    with _started(*CATCH, "--steps", "100000000", *arguments, folder=tmp_path) as process:
+        _wait_for(run_dir / "checkpoints", "checkpoint-*.pt", process)
+        run_dir.rename(tmp_path / "away")
+        shutil.rmtree(tmp_path / "away")
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert output.splitlines()[-1] == "error: run folder run has gone: it was removed, moved or replaced during the run"
+    assert "Traceback" not in output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_write_says_so_and_writes_when_it_can(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ("--report-interval", "0.1", "--checkpoint-interval", "0.1", "--run-dir", "run")
+    with _started(*CATCH, "--steps", "100000000", *arguments, folder=tmp_path) as process:
+        assert process.stdout is not None
+        _wait_for(run_dir / "checkpoints", "checkpoint-*.pt", process)
+        refused = {
+            "run could not be written: [Errno 27] File too large\n",
+            "the checkpoint could not be written: [Errno 27] File too large",
+        }
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        while refused:
+            line = process.stdout.readline()
+            assert line, "it has ended"
+            refused = {each for each in refused if not line.startswith(each)}
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        num_rows = len(_steps(run_dir))
+        while len(_steps(run_dir)) < num_rows + 3:
+            time.sleep(0.02)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert "Traceback" not in output
+    newest = list_checkpoints(run_dir / "checkpoints")[-1].relative_to(tmp_path)
+    last = output.splitlines()[-1]
+    assert last.startswith("error: the last checkpoint could not be written: [Errno 27] File too large")
+    assert last.endswith(f"; {newest} is the newest one")
 
 
 @pytest.mark.slow

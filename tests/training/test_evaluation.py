@@ -229,38 +229,49 @@ async def test_the_best_and_the_last_checkpoints_are_kept_and_nothing_else(
 # --- the best one
 
 
+def _folder(path: Path) -> RunFolder:
+    folder = RunFolder.create(path)
+    folder.write_config(_config().to_json())
+    return folder
+
+
 def _checkpoint(steps: int) -> Checkpoint:
     return Checkpoint(Counters(agent_steps=steps), {"model": {}}, {})
 
 
 async def test_only_a_better_one_takes_the_place_of_the_best(tmp_path: Path) -> None:
-    best = BestCheckpoint(tmp_path, "training", say=print)
+    folder = _folder(tmp_path)
+    best = BestCheckpoint(folder, "training", say=print)
     for steps, mean_return in ((1, -5.0), (2, 3.0), (3, 2.9), (4, 3.0)):
         await best.offer(_checkpoint(steps), mean_return)
     assert load_checkpoint(best.path).counters.agent_steps == 2
     # A resumed run remembers it ...
-    resumed = BestCheckpoint(tmp_path, "training", say=print)
+    resumed = BestCheckpoint(folder, "training", say=print)
     await resumed.offer(_checkpoint(5), 2.0)
     assert load_checkpoint(best.path).counters.agent_steps == 2
     # ... but scores of another kind are not compared.
-    evaluated = BestCheckpoint(tmp_path, "evaluation", say=print)
+    evaluated = BestCheckpoint(folder, "evaluation", say=print)
     await evaluated.offer(_checkpoint(6), 1.0)
+    folder.close()
     assert load_checkpoint(best.path).score == Score(1.0, "evaluation")
 
 
 async def test_a_best_checkpoint_that_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
     said: list[str] = []
-    (tmp_path / "best.pt").write_bytes(b"cut")
-    best = BestCheckpoint(tmp_path, "training", say=said.append)
+    folder = _folder(tmp_path)
+    path = folder.checkpoints / "best.pt"
+    path.write_bytes(b"cut")
+    best = BestCheckpoint(folder, "training", say=said.append)
     assert best.score is None
-    (tmp_path / "best.pt").unlink()
-    (tmp_path / "best.pt").mkdir()  # nothing can take its place
+    path.unlink()
+    path.mkdir()  # nothing can take its place
     await best.offer(_checkpoint(1), 1.0)
+    folder.close()
     assert [line.partition(":")[0] for line in said] == [
-        f"checkpoint {tmp_path}/best.pt cannot be read",
+        f"checkpoint {path} cannot be read",
         "the best checkpoint could not be written",
     ]
-    assert os.listdir(tmp_path) == ["best.pt"]
+    assert os.listdir(folder.checkpoints) == ["best.pt"]
     assert best.is_beaten_by(0.0)
 
 
@@ -403,7 +414,7 @@ def test_a_mistake_is_one_clear_line(
     name = arguments.split(maxsplit=1)[0]
     envs = {"counter": COUNTER_ID, "cartpole": "CartPole-v1"}
     if name == "run":
-        RunFolder.create(Path("run")).write_config(_config().to_json())
+        _folder(Path("run")).close()
     elif name != "missing":
         config = _config(envs.get(name, CATCH_ID))
         _make_run(Path(name), config, its_config=_config("CartPole-v1") if name == "other" else config)
@@ -421,6 +432,7 @@ def _make_run(path: Path, config: TrainingConfig, *, its_config: TrainingConfig 
     environment.close()
     folder = RunFolder.create(path)
     folder.write_config((its_config or config).to_json())
+    folder.close()
     checkpoint = Checkpoint(Counters(), algorithm.state_dict(), {})
     save_checkpoint(checkpoint, folder.checkpoints)
     save_best(checkpoint, Score(1.0, "training"), folder.checkpoints)

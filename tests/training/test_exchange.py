@@ -1,4 +1,7 @@
-"""A2C's rounds: every batch is complete and of one version of the weights, whatever happens to actors."""
+"""A2C's rounds: every batch is complete and of one version of the weights, whatever happens to actors.
+
+And the end of IMPALA's streams, which may come before they have begun.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from asyncparl.training import TrainingConfig, exchange
 from asyncparl.training.actor import ActorSetup
 from asyncparl.training.build import Interface
 from asyncparl.training.environments import CATCH_ID
-from asyncparl.training.exchange import ExchangeSetup, NewestWeights, Rounds
+from asyncparl.training.exchange import ExchangeSetup, NewestWeights, Rounds, Streams
 from asyncparl.training.sampler import RolloutRecord
 
 NUM_PLACES = 3
@@ -235,3 +238,16 @@ async def test_the_delay_of_weights_is_from_their_publication_to_the_first_step_
     await table.end_turn(b)
     await table.end_turn(a)
     assert table.delays == [2.25, 2.25]  # and not again for what it had
+
+
+async def test_a_stream_that_begins_when_all_are_cancelled_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "RolloutActor", lambda *_: FakeActor("late"))
+    streams = Streams(ExchangeSetup(CONFIG, INTERFACE, None, NewestWeights(0, np.zeros(1, np.uint8)), print))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(streams.run)
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked()  # the streams have ended
+        with pytest.raises(trio.Cancelled):
+            async with aclosing(streams.play(cast("ActorSetup", None))) as stream:
+                await anext(stream)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import csv
+import errno
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
-from asyncparl.training import ConfigError, Trainer, TrainingConfig, TrainingError, TrainingResult
+from asyncparl.training import (
+    ConfigError,
+    RunFolderError,
+    Trainer,
+    TrainingConfig,
+    TrainingError,
+    TrainingResult,
+    run_lock,
+)
 from asyncparl.training.checkpoint import list_checkpoints, load_checkpoint
 from asyncparl.training.compression import CompressedRollout
 from asyncparl.training.display import SilentDisplay
@@ -194,6 +205,39 @@ async def test_cancellation_saves_what_was_learned(tmp_path: Path) -> None:
     assert scope.cancelled_caught
     (path,) = list_checkpoints(tmp_path / "checkpoints")
     assert load_checkpoint(path).counters.updates > 0
+
+
+async def test_where_there_are_no_locks_a_run_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(_file: object, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_lock, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=0, LOCK_NB=0))
+    display = Watcher(lambda _: False, lambda: None)
+    result = await _run(Trainer(_config(steps=320), run_dir=tmp_path), display)
+    assert result.agent_steps == 320
+    (line,) = display.lines
+    assert line.startswith(f"warning: {tmp_path} is in a file system without locks")
+
+
+async def test_a_run_that_was_refused_or_has_failed_leaves_its_folder_to_others(tmp_path: Path) -> None:
+    trainer = Trainer(_misbehaving(tmp_path), run_dir=tmp_path / "run")
+    with pytest.raises(RunFolderError, match="is in use by"):
+        Trainer.resume(tmp_path / "run")
+    (tmp_path / "fail").touch()
+    with pytest.raises(LookupError):
+        await _run(trainer)
+    assert (await _run(Trainer.resume(tmp_path / "run", changes={"steps": 320}))).agent_steps == 320
+
+
+@pytest.mark.parametrize(("algorithm", "learners"), [("impala", 1), ("impala", 2), ("a2c", 1), ("ga3c", 1)])
+async def test_a_run_that_is_stopped_before_it_begins_ends_well(algorithm: Any, learners: int, tmp_path: Path) -> None:
+    trainer = Trainer(_config(algorithm=algorithm, num_learners=learners), run_dir=tmp_path)
+    assert not trainer.has_learned
+    trainer.stop("at once")
+    result = await _run(trainer)
+    assert (result.agent_steps, result.stop_reason, result.checkpoint) == (0, "at once", None)
 
 
 async def test_checkpoints_come_at_intervals(tmp_path: Path) -> None:
