@@ -10,6 +10,7 @@ measured, on one core. `--save` also puts the tables into docs/scaling.md.
 from __future__ import annotations
 
 import argparse
+import bisect
 import heapq
 import json
 import statistics
@@ -32,6 +33,7 @@ from asyncparl.runtime import node_link
 from asyncparl.runtime.call import STREAM_CREDIT
 from asyncparl.training import TrainingConfig
 from asyncparl.training.batching import BatchAssembler
+from asyncparl.training.exchange import MAX_OFFERS_PER_S
 from asyncparl.training.frames import FrameRollout
 from asyncparl.transport import endpoints
 from asyncparl.transport.nng import NngChannel
@@ -191,7 +193,8 @@ def simulate(setup: Setup, config: TrainingConfig) -> Outcome:
     """Actors that play, a network, an event loop and a learner, each of which serves in the order of arrival.
 
     An actor is at most `STREAM_CREDIT` rollouts ahead of what was taken from it; the event loop takes a rollout when
-    there is room in one of the batches; the learner's weights are at the actors at once.
+    there is room in one of the batches. The newest weights are at an actor at once when it begins a rollout, and after
+    each pause between two offers to it; the lag is the mean over the steps.
     """
     steps = config.unroll_length * config.envs_per_actor
     play_s, update_s = steps / setup.play_rate, config.batch_size * config.unroll_length / setup.learn_rate
@@ -204,20 +207,21 @@ def simulate(setup: Setup, config: TrainingConfig) -> Outcome:
     begun = [0.0] * setup.num_actors
     network_free = loop_free = learner_free = 0.0
     learned: list[float] = []  # when each update was done
-    lags: list[int] = []
-    starts: list[float] = []  # when the rollouts of the next batch were begun
+    lags: list[float] = []
+    played: list[tuple[float, float]] = []  # when the rollouts of the next batch were begun, and made
+    pause_s = setup.num_actors / MAX_OFFERS_PER_S
     num_taken = max(2000, ROLLOUTS_PER_ACTOR * setup.num_actors) // per_batch * per_batch
     for index in range(num_taken):
         made_at, actor = made[0]
         network_free = max(network_free, made_at) + send_s
         released = learned[(index - room) // per_batch] if index >= room else 0.0
         loop_free = max(loop_free, network_free, released) + setup.loop_s
-        starts.append(begun[actor])
-        if len(starts) == per_batch:
-            lags.append(len(learned) - count_until(learned, statistics.median_low(starts)))
+        played.append((begun[actor], made_at))
+        if len(played) == per_batch:
+            lags.append(len(learned) - mean_version(learned, *played[per_batch // 2], pause_s))
             learner_free = max(learner_free, loop_free) + update_s
             learned.append(learner_free)
-            starts.clear()
+            played.clear()
         taken_of[actor].append(loop_free)
         begun[actor] = max(made_at, taken_of[actor][0])
         heapq.heapreplace(made, (begun[actor] + play_s, actor))
@@ -233,13 +237,11 @@ def simulate(setup: Setup, config: TrainingConfig) -> Outcome:
     )
 
 
-def count_until(times: Sequence[float], moment: float) -> int:
-    """How many of the sorted times are not after the moment."""
-    low, high = 0, len(times)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if times[middle] <= moment else (low, middle)
-    return low
+def mean_version(learned: Sequence[float], begun: float, made: float, pause_s: float) -> float:
+    """Of the weights that played a rollout, which is looked at in the middle of each of its twentieths."""
+    moments = [begun + (made - begun) * (part + 0.5) / 20 for part in range(20)]
+    offered = [begun + (moment - begun) // pause_s * pause_s for moment in moments]
+    return statistics.fmean(bisect.bisect_right(learned, moment) for moment in offered)
 
 
 # --- tables ------------------------------------------------------------------------------------------------------

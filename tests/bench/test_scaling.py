@@ -9,7 +9,7 @@ import math
 import pytest
 
 from benchmarks import scaling
-from benchmarks.scaling import Inputs, Setup, count_until, simulate, stacked_bytes, tables
+from benchmarks.scaling import Inputs, Setup, mean_version, simulate, stacked_bytes, tables
 
 CONFIG = scaling.paper_config()
 STEPS = CONFIG.unroll_length * CONFIG.envs_per_actor
@@ -55,5 +55,12 @@ def test_more_actors_than_the_learner_takes_add_lag_and_nothing_else() -> None:
     assert many.lag > 5 * few.lag
 
 
-def test_times_are_counted_up_to_a_moment() -> None:
-    assert [count_until([1.0, 2.0, 2.0, 3.0], moment) for moment in (0.5, 1.0, 2.0, 9.0)] == [0, 1, 3, 4]
+@pytest.mark.parametrize(("pause_s", "version"), [(100.0, 0.0), (0.001, 1.5), (2.0, 1.0)])
+def test_steps_are_played_with_what_was_learned_by_the_last_offer_before_them(pause_s: float, version: float) -> None:
+    """A rollout from 0 to 4, with an update at 1, 2 and 3: by steps it is 0, 1, 2 and 3; every 2 seconds 0, 0, 2, 2."""
+    assert mean_version([1.0, 2.0, 3.0], 0.0, 4.0, pause_s) == version
+
+
+def test_weights_that_are_offered_in_the_middle_of_rollouts_halve_the_lag() -> None:
+    slow = dataclasses.replace(FAST, num_actors=16, play_rate=10.0)
+    assert simulate(slow, CONFIG).lag < 0.6 * 16 / 2
