@@ -24,6 +24,8 @@ class _Memory:
     """The last that are known."""
     at: float
     """By the node's clock."""
+    silent_since: float | None = None
+    """When that was seen first, by the same clock."""
     recent: Histogram = field(default_factory=Histogram)
     calls_per_s: float | None = None
     busy_share: float | None = None
@@ -76,6 +78,10 @@ class ActorRows:
         if new.calls is not None:
             self._totals.add(new.class_name, node, memory.calls, new.calls)
             memory.calls = new.calls
+        if not new.pid or new.calls is not None:
+            memory.silent_since = None
+        elif memory.silent_since is None:
+            memory.silent_since = at
         memory.figures, memory.at = new, at
 
 
@@ -86,6 +92,7 @@ def _base_row(
         actor_id=actor.actor_id,
         name=actor.name,
         class_name=class_of(actor.name),
+        driver_id=actor.driver_id,
         program=drivers.get(actor.driver_id, "?"),
         node_id=actor.node_id,
         node=names.get(actor.node_id, "?"),
@@ -96,14 +103,19 @@ def _base_row(
 
 def _known_row(base: ActorRow, memory: _Memory) -> ActorRow:
     figures, calls = memory.figures, memory.calls
-    doing, doing_s = _doing(figures)
+    since = memory.silent_since
+    doing, doing_s = _doing(memory)
+    # How long calls took before it fell silent says nothing of now.
+    recent = memory.recent if since is None else Histogram()
     return replace(
         base,
         class_name=figures.class_name,
         public_name=figures.public_name,
-        state="starting" if not figures.pid else "silent" if figures.calls is None else "running",
+        state="starting" if not figures.pid else "running" if since is None else "silent",
         doing=doing,
         doing_s=doing_s,
+        silent_s=None if since is None else memory.at - since,
+        is_stopped=figures.is_stopped,
         pid=figures.pid or None,
         num_restarts=figures.num_restarts,
         age_s=figures.age_s,
@@ -112,9 +124,9 @@ def _known_row(base: ActorRow, memory: _Memory) -> ActorRow:
         num_failed=None if calls is None else calls.num_failed,
         num_waiting=None if figures.calls is None else figures.calls.num_waiting,
         busy_share=memory.busy_share,
-        p50_s=memory.recent.quantile(0.5),
-        p95_s=memory.recent.quantile(0.95),
-        p99_s=memory.recent.quantile(0.99),
+        p50_s=recent.quantile(0.5),
+        p95_s=recent.quantile(0.95),
+        p99_s=recent.quantile(0.99),
         cpu_share=memory.cpu_share,
         memory_bytes=figures.memory_bytes or None,
     )
@@ -125,6 +137,7 @@ def _waiting_row(waiting: WaitingSummary, drivers: Mapping[str, str]) -> ActorRo
         actor_id=waiting.actor_id,
         name=waiting.name,
         class_name=class_of(waiting.name),
+        driver_id=waiting.driver_id,
         program=drivers.get(waiting.driver_id, "?"),
         state="waiting",
         doing=f"waits for a place: {waiting.reason}",
@@ -132,14 +145,20 @@ def _waiting_row(waiting: WaitingSummary, drivers: Mapping[str, str]) -> ActorRo
     )
 
 
-def _doing(figures: ActorFigures) -> tuple[str, float | None]:
-    calls = figures.calls
+def _doing(memory: _Memory) -> tuple[str, float | None]:
+    figures, calls = memory.figures, memory.figures.calls
     if not figures.pid:
         starting = "its process is being started"
         return (f"{starting}: {figures.waits_for}", figures.age_s) if figures.waits_for else (starting, None)
     if calls is None:
-        return "does not answer: native code of it may hold Python's lock, or it is stopped", None
+        reason = "stopped (SIGSTOP)" if figures.is_stopped else "native code of it may hold Python's lock"
+        return f"{reason}{'' if memory.calls is None else '; it ' + _past(memory.calls.doing()[0])}", None
     return calls.doing()
+
+
+def _past(doing: str) -> str:
+    """What an actor did when it was heard of last."""
+    return doing.replace("runs ", "was running ", 1).replace("waits ", "was waiting ", 1)
 
 
 def _compare(memory: _Memory, new: ActorFigures, at: float) -> None:

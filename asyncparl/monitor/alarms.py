@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from asyncparl.monitor.picture import Alarm, Picture
+from asyncparl.monitor.picture import ActorRow, Alarm, Picture
 
 MAX_ALARMS = 30
 _WAITS_LONG_S = 30.0
@@ -25,7 +25,7 @@ def _alarms(picture: Picture, wall_time: float) -> Iterator[Alarm]:
     for run in picture.runs.values():
         if not run.is_over and run.age_s > _REPORT_IS_LATE_S:
             name = run.values.get("title") or run.program
-            yield Alarm(f"{name} has reported nothing for {run.age_s:.0f} s", f"/runs?run={run.run_id}")
+            yield Alarm(f"{name} is silent: it reports nothing", f"/runs?run={run.run_id}", run.age_s)
     yield from _of_actors(picture, wall_time)
 
 
@@ -50,6 +50,11 @@ def _of_actors(picture: Picture, wall_time: float) -> Iterator[Alarm]:
             yield Alarm(f"{actor.name} died: {actor.doing}", f"/actors/{actor.actor_id}")
     for actor in picture.actors.values():
         if actor.state == "silent":
-            yield Alarm(f"{actor.name} {actor.doing}", f"/actors/{actor.actor_id}")
+            yield Alarm(silence(actor), f"/actors/{actor.actor_id}", actor.silent_s)
         elif actor.state == "waiting" and (actor.doing_s or 0.0) > _WAITS_LONG_S:
-            yield Alarm(f"{actor.name} {actor.doing} ({actor.doing_s:.0f} s)", f"/actors/{actor.actor_id}")
+            yield Alarm(f"{actor.name} {actor.doing}", f"/actors/{actor.actor_id}", actor.doing_s, is_bad=False)
+
+
+def silence(actor: ActorRow) -> str:
+    """That an actor is silent, where, and what is known of the reason."""
+    return f"{actor.name} is silent (pid {actor.pid} on {actor.node}): {actor.doing}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from asyncparl.monitor.actors import ActorRows
-from asyncparl.monitor.alarms import find_alarms
+from asyncparl.monitor.alarms import find_alarms, silence
 from asyncparl.monitor.events import ACTOR_ENDED, UNINTERESTING, event_row, is_failure, merged
 from asyncparl.monitor.history import History
 from asyncparl.monitor.picture import ActorRow, EventRow, NodeRow, Picture
@@ -26,6 +26,8 @@ MAX_ENDED = 200
 """Actors that have ended, and are still shown."""
 _NOTE_EVERY_S = 3.0
 """Readers are sent the curves whenever there is a new point."""
+_SILENCE_IS_NEWS_S = 3.0
+"""Shorter ones are no events: on a busy machine there are many of them."""
 
 
 class Observer:
@@ -46,6 +48,9 @@ class Observer:
         self._own_id = own_id
         self._actors = ActorRows(self.totals)
         self._ended: OrderedDict[str, ActorRow] = OrderedDict()
+        self._silent: set[str] = set()
+        """Actors whose silence is among the events."""
+        self._num_silences = 0
 
     def observe(self, sight: Sight, *, now: float, wall_time: float) -> Picture:
         """The picture after one more look.
@@ -66,6 +71,7 @@ class Observer:
             changes["cluster_id"] = sight.news.cluster_id
         if sight.view is not None:
             changes |= self._look_closely(sight.view, sight.nodes, wall_time)
+            changes["events"] = merged(events, self._note_silences(changes["actors"], wall_time))
         picture = replace(old, **changes)
         self.picture = replace(picture, alarms=find_alarms(picture, wall_time=wall_time))
         if sight.view is not None:
@@ -87,6 +93,33 @@ class Observer:
                 if happening.event == ACTOR_ENDED:
                     self._bury(old, happening, node_id, names.get(node_id, node_id))
         return rows
+
+    def _note_silences(self, actors: Mapping[str, ActorRow], wall_time: float) -> list[EventRow]:
+        """Which actors have fallen silent, and which answer again. Nobody but us notices that."""
+        events: list[EventRow] = []
+        for actor_id, row in actors.items():
+            if row.silent_s is None:
+                if actor_id in self._silent and row.state == "running" and row.pid is not None:
+                    self._silent.discard(actor_id)
+                    events.append(self._silence_event(row, wall_time))
+            elif actor_id not in self._silent and (row.is_stopped or row.silent_s >= _SILENCE_IS_NEWS_S):
+                self._silent.add(actor_id)
+                events.append(self._silence_event(row, wall_time))
+        self._silent &= actors.keys()
+        return events
+
+    def _silence_event(self, row: ActorRow, wall_time: float) -> EventRow:
+        self._num_silences += 1
+        is_silent = row.state == "silent"
+        return EventRow(
+            key=f"silence-{self._num_silences}",
+            time=wall_time,
+            is_warning=is_silent,
+            kind="actor silent" if is_silent else "actor answers",
+            text=silence(row) if is_silent else f"{row.name} answers again",
+            actor_id=row.actor_id,
+            where="this monitor",
+        )
 
     def _bury(self, old: Picture, happening: Happening, node_id: str, node: str) -> None:
         """Keep a row of an actor that has ended."""
@@ -185,23 +218,14 @@ def _node_row(node: NodeSummary, figures: NodeFigures | str, actors: Mapping[str
         num_actors=node.num_actors,
         used_cpus=node.used_cpus,
         total_cpus=node.total_cpus,
+        num_cpus=None if seen is None else seen.num_cpus or None,
         used_gpus=node.used_gpus,
         leased_memory_bytes=node.used_memory_bytes,
         offered_memory_bytes=node.total_memory_bytes if is_limited else None,
         cpu_share=None if seen is None else seen.cpu_share,
         used_memory_bytes=None if seen is None else seen.used_memory_bytes,
         total_memory_bytes=None if seen is None else seen.total_memory_bytes,
-        gpus=[]
-        if seen is None
-        else [
-            {
-                "name": gpu.name,
-                "busy_share": gpu.busy_share,
-                "used": gpu.used_memory_bytes,
-                "total": gpu.total_memory_bytes,
-            }
-            for gpu in seen.gpus
-        ],
+        gpus=[] if seen is None else [_gpu(gpu) for gpu in seen.gpus],
         calls_per_s=sum(rates) if seen is not None and (rates or not seen.actors) else None,
         fault="" if seen is not None else str(figures),
     )

@@ -18,6 +18,8 @@ class NodeRow:
     used_cpus: float
     total_cpus: float | None
     """None: without limit."""
+    num_cpus: int | None
+    """Of the machine."""
     used_gpus: list[float]
     leased_memory_bytes: int
     offered_memory_bytes: int | None
@@ -38,6 +40,7 @@ class ActorRow:
     name: str
     class_name: str = ""
     public_name: str = ""
+    driver_id: str = ""
     program: str = ""
     node_id: str = ""
     node: str = ""
@@ -48,6 +51,10 @@ class ActorRow:
     doing: str = ""
     """What it runs or waits for, or why it ended."""
     doing_s: float | None = None
+    silent_s: float | None = None
+    """For how long it has been silent, as far as somebody has looked."""
+    is_stopped: bool = False
+    """It is silent because its process was stopped."""
     pid: int | None = None
     num_restarts: int = 0
     age_s: float | None = None
@@ -96,7 +103,17 @@ class Alarm:
     """What somebody should look at, and where."""
 
     text: str
+    """Stays the same as long as it is the same alarm."""
     link: str
+    for_s: float | None = None
+    """How long that has gone on."""
+    is_bad: bool = True
+    """Else it may be as somebody wants it: something waits."""
+
+    @property
+    def line(self) -> str:
+        """All of it."""
+        return self.text if self.for_s is None else f"{self.text} ({self.for_s:.0f} s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

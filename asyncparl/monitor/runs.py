@@ -15,7 +15,11 @@ from asyncparl.protocol.figures import MAX_REPORT_BYTES, ProgramReport
 MAX_RUNS = 20
 _MAX_VALUES = 64
 _MAX_CHARS = 200
-_FRESH_S = 60.0
+FRESH_S = 60.0
+"""A report that is older is late."""
+LEARNER_SHARES = ("waiting_share", "copying_share", "computing_share")
+"""Of its time. All are 0 if it has learned nothing within the window of the figures, which then say nothing."""
+_OF_UPDATES = frozenset({*LEARNER_SHARES, "mean_lag", "max_lag", "batch_age_s"})
 
 
 class Runs:
@@ -52,7 +56,7 @@ class Runs:
         rates = [
             row.values["steps_per_s"]
             for row in self._rows.values()
-            if not row.is_over and row.age_s < _FRESH_S and is_number(row.values.get("steps_per_s"))
+            if not row.is_over and row.age_s < FRESH_S and is_number(row.values.get("steps_per_s"))
         ]
         return sum(rates) if rates else None
 
@@ -60,7 +64,12 @@ class Runs:
         steps = values.get("agent_steps")
         x = float(steps) if is_number(steps) else at
         numbers = {name: float(value) for name, value in values.items() if is_number(value)}
-        self._histories.setdefault(run_id, History()).add(x, numbers)
+        history = self._histories.setdefault(run_id, History())
+        if [numbers.get(name) for name in LEARNER_SHARES] == [0.0, 0.0, 0.0]:
+            if not len(history):
+                return  # it has not begun
+            numbers = {name: value for name, value in numbers.items() if name not in _OF_UPDATES}
+        history.add(x, numbers)
 
     def _forget(self, reported: set[str]) -> None:
         """A run that nobody tells of any more is over; the oldest of too many go."""

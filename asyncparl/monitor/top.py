@@ -31,6 +31,8 @@ class _Column(NamedTuple):
 
 def doing(row: ActorRow) -> str:
     """What it runs or waits for, and for how long."""
+    if row.silent_s is not None:
+        return f"silent for {duration(row.silent_s)}: {row.doing}"
     return row.doing if row.doing_s is None else f"{row.doing} ({duration(row.doing_s)})"
 
 
@@ -56,7 +58,7 @@ def plain_lines(observer: Observer) -> list[str]:
     picture = observer.picture
     columns = [*_COLUMNS, _Column("PROGRAM", 0, 99, False, lambda row: row.program)]
     rows = [[column.of(row) for column in columns] for row in _sorted(picture)]
-    lines = [*_summary(observer), *(f"! {alarm.text}" for alarm in picture.alarms)]
+    lines = [*_summary(observer), *(f"! {alarm.line}" for alarm in picture.alarms)]
     if picture.nodes:
         heads = ["NODE", "STATE", "CPU", "MEMORY", "ACTORS", "CALLS/S"]
         lines += ["", *_aligned(heads, [_node_cells(node) for node in picture.nodes.values()])]
@@ -67,7 +69,7 @@ def screen(observer: Observer, *, width: int, height: int) -> RenderableType:
     """As much as fits on a terminal of this size."""
     picture = observer.picture
     lines = [Text(line, overflow="ellipsis", no_wrap=True) for line in _summary(observer)]
-    alarms = [f"! {alarm.text}" for alarm in picture.alarms[:_MAX_ALARMS]]
+    alarms = [f"! {alarm.line}" for alarm in picture.alarms[:_MAX_ALARMS]]
     lines += [Text(line, style="red", overflow="ellipsis", no_wrap=True) for line in alarms]
     parts: list[RenderableType] = [*lines]
     room = height - len(lines) - 1

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncparl.monitor.observer import Observer
-from asyncparl.monitor.picture import ActorRow, EventRow, NodeRow, RunRow
+from asyncparl.monitor.picture import ActorRow, EventRow, NodeRow, Picture, RunRow
+from asyncparl.monitor.runs import FRESH_S
+from asyncparl.monitor.verdicts import verdicts
 
 PAGE_ROWS = 50
 _OVERVIEW_EVENTS = 8
@@ -53,7 +55,6 @@ def overview(observer: Observer, _query: Query) -> Message:
     picture = observer.picture
     actors = list(picture.actors.values())
     nodes = list(picture.nodes.values())
-    busiest = sorted(actors, key=lambda row: row.calls_per_s or 0.0, reverse=True)[:_NUM_BUSIEST]
     return {
         "nodes": len(nodes),
         "nodes_ready": sum(node.state == "ready" for node in nodes),
@@ -62,6 +63,7 @@ def overview(observer: Observer, _query: Query) -> Message:
         "actors_failed": sum(row.is_failed for row in picture.ended.values()),
         "programs": len(picture.programs),
         "cpu_share": _mean([node.cpu_share for node in nodes]),
+        "num_cpus": _sum([node.num_cpus for node in nodes]),
         "used_cpus": sum(node.used_cpus for node in nodes),
         "total_cpus": _sum([node.total_cpus for node in nodes]),
         "gpu_share": _mean([gpu["busy_share"] for node in nodes for gpu in node.gpus]),
@@ -72,7 +74,7 @@ def overview(observer: Observer, _query: Query) -> Message:
         "calls_per_s": _sum([node.calls_per_s for node in nodes]),
         "steps_per_s": observer.runs.steps_per_s(),
         "alarms": [asdict(alarm) for alarm in picture.alarms],
-        "busiest": [_actor(row) for row in busiest if row.calls_per_s],
+        "busiest": [_actor(row) for row in _busiest(actors)],
         "events": [asdict(event) for event in picture.events[:_OVERVIEW_EVENTS]],
         "runs": [_run(run) for run in picture.runs.values() if not run.is_over],
         "history": observer.history.curves(),
@@ -82,7 +84,8 @@ def overview(observer: Observer, _query: Query) -> Message:
 def nodes(observer: Observer, query: Query) -> Message:
     """The table of nodes."""
     rows = list(observer.picture.nodes.values())
-    return _table(rows, query, key=lambda row: row.node_id, found=_node_found, sort_by=_node_sort, tell=asdict)
+    table = _table(rows, query, key=lambda row: row.node_id, found=_node_found, sort_by=_node_sort, tell=asdict)
+    return {**table, "has_gpus": any(row.used_gpus for row in rows)}
 
 
 def actors(observer: Observer, query: Query) -> Message:
@@ -106,12 +109,18 @@ def actor(observer: Observer, query: Query) -> Message:
 
 def runs(observer: Observer, query: Query) -> Message:
     """The training runs, and the curves of one of them: the chosen one, or the one that reported last."""
-    rows = sorted(observer.picture.runs.values(), key=lambda run: (run.is_over, run.age_s))
-    chosen = query.key if query.key in observer.picture.runs else (rows[0].run_id if rows else "")
+    picture = observer.picture
+    rows = sorted(picture.runs.values(), key=lambda run: (run.is_over, run.age_s))
+    chosen = query.key if query.key in picture.runs else (rows[0].run_id if rows else "")
+    curves = observer.runs.history(chosen).curves() if chosen else {"x": []}
+    run, actors = picture.runs.get(chosen), [row for row in picture.actors.values() if row.driver_id == chosen]
     return {
         "runs": [_run(run) for run in rows],
         "chosen": chosen,
-        "history": observer.runs.history(chosen).curves() if chosen else {"x": []},
+        "num_actors": len(actors),
+        "num_silent": sum(row.state == "silent" for row in actors),
+        "verdicts": [] if run is None or run.is_over or run.age_s > FRESH_S else verdicts(run.values, actors, curves),
+        "history": curves,
     }
 
 
@@ -131,6 +140,12 @@ VIEWS: dict[str, Callable[[Observer, Query], Message]] = {
     "runs": runs,
     "events": events,
 }
+
+
+def attention(picture: Picture) -> Message:
+    """What every page says of what needs somebody's attention."""
+    first = [{"text": each.text, "link": each.link, "is_bad": each.is_bad} for each in picture.alarms[:1]]
+    return {"num_alarms": len(picture.alarms), "first_alarm": first[0] if first else None}
 
 
 def changes(old: Message | None, new: Message) -> Message:
@@ -202,7 +217,7 @@ _actor_sort: dict[str, Callable[[ActorRow], Any]] = {
     "name": lambda row: (row.class_name.lower(), len(row.name), row.name),
     "state": lambda row: (_STATE_ORDER.get(row.state, 9), row.name),
     "node": lambda row: row.node or None,
-    "doing": lambda row: row.doing_s,
+    "doing": lambda row: row.doing_s if row.silent_s is None else row.silent_s,
     "calls": lambda row: row.calls_per_s,
     "busy": lambda row: row.busy_share,
     "p50": lambda row: row.p50_s,
@@ -221,6 +236,13 @@ def _actor(row: ActorRow) -> Message:
 def _run(run: RunRow) -> Message:
     # To the second: a reader is not told of what nobody sees.
     return {**asdict(run), "age_s": round(run.age_s)}
+
+
+def _busiest(actors: list[ActorRow]) -> list[ActorRow]:
+    """And those that have fallen silent, in the order of the table of actors."""
+    busy = [row for row in actors if row.calls_per_s or row.state == "silent"]
+    chosen = sorted(busy, key=lambda row: (row.state == "silent", row.calls_per_s or 0.0), reverse=True)
+    return sorted(chosen[:_NUM_BUSIEST], key=_actor_sort["name"])
 
 
 def _count(values: Iterable[str]) -> dict[str, int]:

@@ -32,7 +32,7 @@ from asyncparl.monitor.event_response import EventResponse, Tell
 from asyncparl.monitor.log_view import LogReader, follow_log
 from asyncparl.monitor.observer import Observer
 from asyncparl.monitor.prometheus import exposition
-from asyncparl.monitor.views import VIEWS, Query, changes
+from asyncparl.monitor.views import VIEWS, Query, attention, changes
 from asyncparl.monitor.watch import TOO_MANY, TooManyWatchers, Watch
 
 _HERE = Path(__file__).parent
@@ -144,6 +144,7 @@ class _Pages:
                 while True:
                     new = view(self._watch.observer, query)
                     new |= {"fault": picture.fault, "address": picture.address, "time": round(picture.time)}
+                    new |= attention(picture)
                     await tell("picture", changes(told, new))
                     told = new
                     picture = await self._watch.wait_newer(picture.number)

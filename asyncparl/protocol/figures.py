@@ -75,6 +75,8 @@ class ActorFigures(msgspec.Struct, frozen=True):
     is_detached: bool = False
     waits_for: str = ""
     """What keeps its process from being there, if that takes longer than it should."""
+    is_stopped: bool = False
+    """It does not answer because its process was stopped (SIGSTOP)."""
 
 
 class GpuFigures(msgspec.Struct, frozen=True):
@@ -113,6 +115,8 @@ class NodeFigures(msgspec.Struct, tag=True, frozen=True):
     actors: list[ActorFigures]
     happenings: list[Happening]
     gpus: list[GpuFigures] = msgspec.field(default_factory=list)
+    num_cpus: int = 0
+    """Of the machine; 0: not known."""
 
 
 class ReadDeath(msgspec.Struct, tag=True, frozen=True):

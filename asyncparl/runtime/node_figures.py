@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,6 +11,7 @@ import trio
 
 from asyncparl.errors import ResourceError
 from asyncparl.ids import class_of
+from asyncparl.machine import is_stopped
 from asyncparl.protocol.figures import ActorFigures, NodeFigures, WorkerFigures
 from asyncparl.protocol.node_messages import ActorExited
 from asyncparl.protocol.resources import Lease
@@ -70,6 +72,7 @@ class NodeLookout:
             actors=actors,
             happenings=self._journal.after(after),
             gpus=machine.gpus,
+            num_cpus=os.cpu_count() or 0,
         )
 
     async def _measure(self) -> tuple[float, MachineFigures, list[ActorFigures]]:
@@ -100,6 +103,7 @@ class NodeLookout:
             public_name=lease.title.public_name,
             is_detached=lease.title.is_detached,
             waits_for=self._workers.why_starting(lease.actor_id),
+            is_stopped=calls is None and bool(pid) and is_stopped(pid),
         )
 
 

@@ -207,7 +207,7 @@ class Metrics:
         waiting, copying, computing = self._learner_shares()
         lags = np.concatenate([update.lags.ravel() for update in self._updates] or [np.zeros(1, np.int64)])
         delays_s = [each.delay_s for each in self._delays] or [float("nan")]
-        actor_s = max(situation.actors, 1) * span_s
+        environment, inference = self._actor_shares(max(situation.actors, 1) * span_s)
         return Report(
             **{each.name: getattr(situation, each.name) for each in fields(situation)},
             steps_per_s=sum(update.num_steps for update in self._updates) / span_s,
@@ -221,14 +221,21 @@ class Metrics:
             waiting_share=waiting,
             copying_share=copying,
             computing_share=computing,
-            environment_share=min(1.0, sum(rollout.environment_s for rollout in self._rollouts) / actor_s),
-            inference_share=min(1.0, sum(rollout.inference_s for rollout in self._rollouts) / actor_s),
+            environment_share=environment,
+            inference_share=inference,
             losses=dict(self.losses),
         )
 
     def _span_s(self, now: float) -> float:
         began = now if self._began is None else self._began
         return max(min(now - began, self._window_s), 1e-9)
+
+    def _actor_shares(self, actor_s: float) -> tuple[float, float]:
+        """Environment, inference. Rollouts that were begun before the window count as a whole: at most 1 together."""
+        environment_s = sum(rollout.environment_s for rollout in self._rollouts)
+        inference_s = sum(rollout.inference_s for rollout in self._rollouts)
+        all_s = max(actor_s, environment_s + inference_s)
+        return environment_s / all_s, inference_s / all_s
 
     def _learner_shares(self) -> tuple[float, float, float]:
         """Waiting, copying, computing; all 0 before the first update."""

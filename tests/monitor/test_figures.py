@@ -131,6 +131,7 @@ async def test_memory_and_cpu_are_an_actors_own() -> None:
         assert small.cpu_share is not None and large.cpu_share is not None and small.cpu_share > large.cpu_share
         (node,) = picture.nodes.values()
         assert node.total_memory_bytes == psutil.virtual_memory().total
+        assert node.num_cpus == os.cpu_count()
         assert node.cpu_share is not None and 0 < node.cpu_share <= 1
 
 
@@ -145,7 +146,11 @@ async def test_a_worker_that_is_stopped_is_silent_and_the_others_are_not_kept_wa
             assert trio.current_time() - began < 3
             states = {row.name: row.state for row in picture.actors.values()}
             assert states == {"Worker#1": "silent", "Worker#2": "running"}
-            assert picture.alarms
+            (alarm,) = picture.alarms
+            assert alarm.text == (
+                f"Worker#1 is silent (pid {pids[0]} on {picture.actors[alarm.link.rpartition('/')[2]].node}): "
+                "stopped (SIGSTOP)"
+            )
         finally:
             os.kill(pids[0], signal.SIGCONT)
         # What it said too late is not taken for the next answer.

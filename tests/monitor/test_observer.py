@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from asyncparl.monitor.observer import MAX_ENDED, Observer
-from asyncparl.monitor.picture import Picture
+from asyncparl.monitor.picture import Alarm, Picture
 from asyncparl.monitor.source import Sight
-from asyncparl.protocol.figures import Happening, NodeFigures, WorkerFigures
+from asyncparl.protocol.figures import ActorFigures, Happening, NodeFigures, WorkerFigures
 from tests.monitor.fakes import actor, calls, ended, figures, news, node, node_figures, view, waiting
 
 
@@ -64,7 +64,7 @@ def awaiting(number: int = 1, running: str = "", running_s: float = 0.0) -> Work
         (awaiting(running="play", running_s=5.0), "running", "waits for Store#1.get, in play", 4.0),
         (awaiting(2, running="play"), "running", "waits for Store#1.get and 1 more, in play", 4.0),
         (awaiting(), "running", "waits for Store#1.get", 4.0),
-        (None, "silent", "does not answer: native code of it may hold Python's lock, or it is stopped", None),
+        (None, "silent", "native code of it may hold Python's lock", None),
     ],
 )
 def test_an_actor_says_what_it_does(
@@ -72,6 +72,58 @@ def test_an_actor_says_what_it_does(
 ) -> None:
     row = looking.look(node(), actor(), seen=node_figures(1.0, figures(1, made))).actors["a1"]  # type: ignore[arg-type]
     assert (row.state, row.doing, row.doing_s, row.program, row.node) == (state, doing, doing_s, "train.py", "alpha")
+
+
+def stopped(number: int = 1) -> ActorFigures:
+    return msgspec.structs.replace(figures(number, None), is_stopped=True)
+
+
+def test_a_silent_actor_says_since_when_what_it_did_and_shows_nothing_old(looking: Looking) -> None:
+    looking.look(node(), actor(), seen=node_figures(1.0, figures(1, calls((5, 10), running="rollouts", running_s=0.1))))
+    looking.look(node(), actor(), seen=node_figures(2.0, stopped()))
+    row = looking.look(node(), actor(), seen=node_figures(29.0, stopped())).actors["a1"]
+    assert (row.state, row.silent_s, row.is_stopped) == ("silent", 27.0, True)
+    assert row.doing == "stopped (SIGSTOP); it was running rollouts"
+    assert (row.calls_per_s, row.busy_share, row.p50_s, row.p99_s, row.num_waiting) == (None,) * 5
+    again = looking.look(node(), actor(), seen=node_figures(30.0, figures(1, calls((5, 12))))).actors["a1"]
+    assert (again.state, again.silent_s, again.is_stopped, again.doing) == ("running", None, False, "waits for calls")
+    assert again.p50_s is not None
+
+
+def test_silence_is_an_alarm_with_its_time_and_an_event_and_so_is_its_end(looking: Looking) -> None:
+    looking.look(node(), actor(), seen=node_figures(1.0, figures(1, calls(running="rollouts"))))
+    for second in (2.0, 3.0, 29.0):
+        picture = looking.look(node(), actor(), seen=node_figures(second, stopped()))
+    text = "Sim#1 is silent (pid 100 on alpha): stopped (SIGSTOP); it was running rollouts"
+    assert picture.alarms == (Alarm(text, "/actors/a1", 27.0),)
+    assert picture.alarms[0].line == f"{text} (27 s)"
+    (event,) = picture.events
+    assert (event.text, event.time, event.is_warning, event.actor_id) == (text, 102.0, True, "a1")
+    # A node that cannot be asked says nothing of its actors.
+    looking.look(node(), actor(), seen="alpha cannot be asked")
+    picture = looking.look(node(), actor(), seen=node_figures(31.0, figures(1, calls())))
+    assert [event.text for event in picture.events] == ["Sim#1 answers again", text]
+    assert not picture.alarms and not picture.events[0].is_warning
+
+
+@pytest.mark.parametrize(("lasts_s", "num_events"), [(2.0, 0), (3.0, 2)])
+def test_a_short_silence_that_has_another_reason_is_no_event(looking: Looking, lasts_s: float, num_events: int) -> None:
+    looking.look(node(), actor(), seen=node_figures(1.0, figures(1, calls())))
+    for second in (2.0, 2.0 + lasts_s):
+        looking.look(node(), actor(), seen=node_figures(second, figures(1, None)))
+    picture = looking.look(node(), actor(), seen=node_figures(20.0, figures(1, calls())))
+    assert len(picture.events) == num_events
+
+
+def test_an_actor_that_dies_in_its_silence_does_not_answer_again(looking: Looking) -> None:
+    looking.look(node(), actor(), seen=node_figures(1.0, stopped()))
+    looking.look(node(), actor(), seen=node_figures(2.0, happenings=[ended(1)]))
+    again = msgspec.structs.replace(figures(1, calls()), pid=200)
+    picture = looking.look(node(), actor(), seen=node_figures(3.0, again))
+    assert {event.text.partition(" (")[0] for event in picture.events} == {
+        "Sim#1 is silent",
+        "Sim#1 ended: killed by SIGKILL",
+    }
 
 
 def test_an_actor_without_a_process_is_starting(looking: Looking) -> None:

@@ -170,6 +170,25 @@ def test_a_report_of_very_many_values_is_cut() -> None:
     assert read is not None and len(read) == 64
 
 
+def test_the_curves_of_a_run_begin_with_what_it_has_learned() -> None:
+    runs = Runs()
+
+    def tell(steps: int, computing: float, speed: float, lag: float) -> None:
+        shares = {"waiting_share": 0.0, "copying_share": 0.0, "computing_share": computing}
+        report = json.dumps({"agent_steps": steps, "steps_per_s": speed, "mean_lag": lag, **shares}).encode()
+        runs.update([ProgramReport("d1", "train.py", 1.0, report)], now=steps)
+
+    tell(0, 0.0, 0.0, 0.0)
+    tell(100, 1.0, 50.0, 2.0)
+    tell(
+        101, 0.0, 0.0, 0.0
+    )  # nothing more for a whole window: that it stands still is known, how old batches are is not
+    curves = runs.history("d1").curves("steps_per_s", "mean_lag", "computing_share")
+    assert curves == {
+        "x": [100, 101], "steps_per_s": [50.0, 0.0], "mean_lag": [2.0, None], "computing_share": [1.0, None],
+    }  # fmt: skip
+
+
 def test_runs_have_curves_over_their_steps_and_are_bounded() -> None:
     runs = Runs()
     for steps in (0, 100, 100, 200):

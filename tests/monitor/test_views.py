@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from asyncparl.monitor.observer import Observer
 from asyncparl.monitor.source import Sight
-from asyncparl.monitor.views import PAGE_ROWS, VIEWS, Query, actors, changes, events, nodes, overview, runs
-from asyncparl.protocol.figures import ProgramReport
-from tests.monitor.fakes import crowd, ended, news, node, node_figures, view
+from asyncparl.monitor.views import PAGE_ROWS, VIEWS, Query, actors, attention, changes, events, nodes, overview, runs
+from asyncparl.protocol.figures import NodeFigures, ProgramReport
+from tests.monitor.fakes import actor, calls, crowd, ended, figures, news, node, node_figures, view
 
 
 @pytest.fixture
@@ -95,8 +96,58 @@ def test_the_overview_sums_up(busy: Observer) -> None:
     told = overview(busy, Query())
     assert (told["nodes"], told["actors"], told["programs"], told["cpu_share"]) == (10, 120, 1, 0.5)
     assert told["calls_per_s"] == pytest.approx(sum(range(1, 121)))
-    assert [row["name"] for row in told["busiest"]][:2] == ["Sim#119", "Sim#118"]
+    assert [row["name"] for row in told["busiest"]] == [f"Sim#{number}" for number in range(112, 120)]
     assert (told["used_gpus"], told["total_gpus"], told["gpu_share"]) == (5.0, 10, 0.25)
+
+
+def test_a_silent_actor_stays_among_the_busiest_in_the_order_of_the_table(busy: Observer) -> None:
+    sight = crowd(120, 3.0)
+    seen = sight.nodes["node-n5"]
+    assert isinstance(seen, NodeFigures)
+    silent = [msgspec.structs.replace(each, calls=None) if each.name == "Sim#5" else each for each in seen.actors]
+    sight.nodes["node-n5"] = msgspec.structs.replace(seen, actors=silent)
+    busy.observe(sight, now=3.0, wall_time=3.0)
+    names = [row["name"] for row in overview(busy, Query())["busiest"]]
+    assert names == ["Sim#5", *(f"Sim#{number}" for number in range(113, 120))]
+
+
+def test_every_page_is_told_of_the_first_alarm_in_words_that_stay_the_same() -> None:
+    observer = Observer()
+    assert attention(observer.picture) == {"num_alarms": 0, "first_alarm": None}
+    told = []
+    for second in (1.0, 9.0):
+        seen = {"node-alpha": node_figures(second, figures(1, None))}
+        sight = Sight(view=view(node(), actor(1)), nodes=dict(seen), news=news())
+        told.append(attention(observer.observe(sight, now=second, wall_time=second)))
+    text = "Sim#1 is silent (pid 100 on alpha): native code of it may hold Python's lock"
+    alarm = {"text": text, "link": "/actors/a1", "is_bad": True}
+    assert told == [{"num_alarms": 1, "first_alarm": alarm}] * 2
+
+
+def test_a_run_is_told_with_how_many_of_its_actors_are_silent_and_what_limits_it() -> None:
+    observer = Observer()
+    shares = {"waiting_share": 0.37, "copying_share": 0.01, "computing_share": 0.62, "environment_share": 0.9}
+    report = ProgramReport("d1", "train.py", 1.0, json.dumps(shares).encode())
+    seen = {"node-alpha": node_figures(1.0, figures(1, calls()), figures(2, None))}
+    sight = Sight(view=view(node(), actor(1), actor(2)), nodes=dict(seen), news=news(reports=[report]))
+    observer.observe(sight, now=1, wall_time=1)
+    told = runs(observer, Query())
+    assert (told["num_actors"], told["num_silent"]) == (2, 1)
+    assert told["verdicts"] == [
+        "1 of 2 actors is silent: Sim#2.",
+        "The actors limit this run: the learner waits for them 37% of the time.",
+    ]
+    over = Sight(news=news(reports=[msgspec.structs.replace(report, is_over=True)]))
+    observer.observe(over, now=2, wall_time=2)
+    assert runs(observer, Query())["verdicts"] == []
+
+
+def test_nodes_say_whether_any_of_them_has_a_gpu(busy: Observer) -> None:
+    assert nodes(busy, Query())["has_gpus"]
+    observer = Observer()
+    without = msgspec.structs.replace(node(), used_gpus=[])
+    observer.observe(Sight(view=view(without), news=news()), now=1, wall_time=1)
+    assert not nodes(observer, Query())["has_gpus"]
 
 
 def test_warnings_are_chosen_among_events() -> None:

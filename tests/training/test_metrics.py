@@ -90,6 +90,15 @@ def test_the_actors_time_is_shared_by_all_of_them() -> None:
     assert (report.environment_share, report.inference_share) == pytest.approx((1.0 / 4, 0.5 / 4))
 
 
+def test_actors_cannot_have_been_busier_than_all_the_time() -> None:
+    """A rollout that was begun long before the window: the actor was stopped meanwhile, say."""
+    metrics = Metrics()
+    for _ in range(9):
+        _arrive(metrics, 1.0)
+    report = metrics.report(HERE, now=2.0)
+    assert (report.environment_share, report.inference_share) == pytest.approx((2 / 3, 1 / 3))
+
+
 def test_a_row_has_every_column() -> None:
     report = Metrics().report(HERE, now=0.0)
     assert list(report.row()) == Report.columns()

@@ -10,19 +10,21 @@ const format = {
   short(value) {
     if (value == null) return none;
     const size = Math.abs(value);
-    if (size >= 1e9) return (value / 1e9).toFixed(2) + "G";
-    if (size >= 1e6) return (value / 1e6).toFixed(2) + "M";
-    if (size >= 1e5) return (value / 1e3).toFixed(0) + "k";
-    if (size >= 100) return format.number(value);
-    return format.number(value, size >= 1 ? 1 : 2);
+    for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+      if (size >= unit * 0.9995) { const scale = letter === "k" ? 1e3 : unit; return +(value / scale).toPrecision(3) + letter; }
+    }
+    return size >= 100 ? format.number(+value.toPrecision(3)) : format.number(value, size >= 1 ? 1 : 2);
   },
+  // Three digits; whole numbers are whole.
   figure(value) {
     if (typeof value !== "number") return String(value);
     if (Number.isInteger(value)) return format.number(value);
-    return Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6 ? value.toExponential(2) : String(+value.toPrecision(4));
+    const size = Math.abs(value);
+    return size < 1e-4 || size >= 1e6 ? value.toExponential(2) : format.number(+value.toPrecision(3), 6);
   },
+  count(value, noun) { return `${format.figure(value)} ${noun}${value === 1 ? "" : "s"}`; },
   rate(value) { return value == null ? none : format.short(value) + "/s"; },
-  percent(value) { return value == null ? none : Math.round(value * 100) + "%"; },
+  percent(value, digits = 0) { return value == null ? none : +(value * 100).toFixed(digits) + "%"; },
   bytes(value) {
     if (value == null) return none;
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -73,6 +75,7 @@ function show(element, isShown) { if (element) element.hidden = !isShown; }
 // `signature` (by default the text) gives has changed.
 class LiveTable {
   constructor(table, columns, { rowClass = () => "", onSort = null } = {}) {
+    this.table = table;
     this.columns = columns;
     this.rowClass = rowClass;
     this.rows = new Map();
@@ -92,6 +95,7 @@ class LiveTable {
     if (onSort && column.sort) {
       const button = make("button", "", column.label);
       button.type = "button";
+      if (column.title) button.title = column.title;  // for those who come with the keyboard
       button.addEventListener("click", () => onSort(column.sort, column.kind === "number"));
       cell.append(button);
       this.sortCells.set(column.sort, cell);
