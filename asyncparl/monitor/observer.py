@@ -48,8 +48,8 @@ class Observer:
         self._own_id = own_id
         self._actors = ActorRows(self.totals)
         self._ended: OrderedDict[str, ActorRow] = OrderedDict()
-        self._silent: set[str] = set()
-        """Actors whose silence is among the events."""
+        self._silent: dict[str, int | None] = {}
+        """Actors whose silence is among the events, and their processes."""
         self._num_silences = 0
 
     def observe(self, sight: Sight, *, now: float, wall_time: float) -> Picture:
@@ -99,13 +99,12 @@ class Observer:
         events: list[EventRow] = []
         for actor_id, row in actors.items():
             if row.silent_s is None:
-                if actor_id in self._silent and row.state == "running" and row.pid is not None:
-                    self._silent.discard(actor_id)
+                if row.pid is not None and self._silent.pop(actor_id, None) == row.pid:  # not the next process of it
                     events.append(self._silence_event(row, wall_time))
             elif actor_id not in self._silent and (row.is_stopped or row.silent_s >= _SILENCE_IS_NEWS_S):
-                self._silent.add(actor_id)
+                self._silent[actor_id] = row.pid
                 events.append(self._silence_event(row, wall_time))
-        self._silent &= actors.keys()
+        self._silent = {actor_id: pid for actor_id, pid in self._silent.items() if actor_id in actors}
         return events
 
     def _silence_event(self, row: ActorRow, wall_time: float) -> EventRow:
@@ -196,6 +195,8 @@ def _ended(row: ActorRow, *, reason: str, is_failed: bool, at: float) -> ActorRo
         is_failed=is_failed,
         doing=reason,
         doing_s=None,
+        silent_s=None,
+        is_stopped=False,
         pid=None,
         calls_per_s=None,
         num_waiting=None,

@@ -45,9 +45,10 @@ def _of_return(values: Mapping[str, Any], curves: Mapping[str, Sequence[float | 
     middle = (known[0][0] + known[-1][0]) / 2
     before, now = next(value for x, value in known if x >= middle), known[-1][1]
     noise = _NOISE * max(abs(value) for _, value in known)
-    change = f"from {before:.3g} to {now:.3g} in the second half of the curve"
+    change = f"from {_figure(before)} to {_figure(now)} in the second half of the curve"
     if abs(now - before) <= noise:
-        yield f"The return has hardly changed: it is {now:.3g}, and was {before:.3g} in the middle of the curve."
+        was = f"was {_figure(before)} in the middle of the curve"
+        yield f"The return has hardly changed: it is {_figure(now)}, and {was}."
     elif now > before:
         yield f"The agent improves: its return has risen {change}."
     else:
@@ -76,6 +77,10 @@ def _of_balance(values: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def _queue(values: Mapping[str, Any]) -> str:
     waiting = values.get("batches_waiting")
     if not is_number(waiting) or not waiting:
@@ -90,10 +95,11 @@ def _of_lag(values: Mapping[str, Any]) -> Iterator[str]:
     if lag == 0:
         yield "The experience is of the newest weights: no policy lag."
         return
-    age = f"The experience is {lag:.2g} updates old on average (policy lag)"
+    age = f"The experience is {_figure(float(f'{lag:.2g}'))} updates old on average (policy lag)"
     if lag < _FRESH_UPDATES:
         yield f"{age}: fresh."
     elif lag < _OLD_UPDATES:
-        yield f"{age}: not fresh, but V-trace (IMPALA) corrects that."
+        is_ga3c = str(values.get("title", "")).startswith("GA3C")
+        yield f"{age}: not fresh, {'and nothing corrects that' if is_ga3c else 'but V-trace corrects that'}."
     else:
         yield f"{age}: too old. Fewer actors would help."

@@ -139,9 +139,14 @@ class ActorHandle(LinkedHandle):
             raise self._why_dead(CallFate.NEVER_STARTED)
 
     @property
-    def is_made(self) -> bool:
-        """Whether the constructor has run."""
-        return self._was_created
+    def is_unmade(self) -> bool:
+        """Whether the constructor has neither run nor failed."""
+        return not self._started.is_set()
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether it has a process that has been told what to make."""
+        return self._process.is_usable
 
     async def close(self) -> None:
         """End it after everything that was called before; streams are cut. Between two processes it ends at once."""

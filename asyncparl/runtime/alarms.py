@@ -66,7 +66,7 @@ class Alarms:
     def _forget(self) -> None:
         """The loop has ended, and everything that was timed in it. Its thread knows us until it runs another loop."""
         with self._lock:
-            self._deadlines = Deadlines()
+            self._deadlines, self._wakes_at = Deadlines(), math.inf
 
     def _look(self) -> None:
         self._nearer.set()

@@ -20,12 +20,9 @@ async def background_tasks() -> AsyncIterator[trio.Nursery]:
         async with trio.open_nursery() as nursery:
             # Caught inside the nursery and raised outside, so that it is not wrapped.
             try:
-                held = _Held()
-                nursery.start_soon(held.hold)
-                # Not `nursery.start`: in a scope that is cancelled already it would wait for these tasks for ever.
+                # Shielded: in a scope that is cancelled already, `start` would wait for these tasks for ever.
                 with trio.CancelScope(shield=True):
-                    await held.are_there.wait()
-                tasks = held.tasks
+                    tasks = await nursery.start(_hold_tasks)
                 try:
                     yield tasks
                 finally:
@@ -47,15 +44,8 @@ def _first_of(error: BaseException) -> BaseException:
     return error
 
 
-class _Held:
-    """A nursery that no outer cancellation reaches."""
-
-    def __init__(self) -> None:
-        self.tasks: trio.Nursery
-        self.are_there = trio.Event()
-
-    async def hold(self) -> None:
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as self.tasks:
-                self.are_there.set()
-                await trio.sleep_forever()
+async def _hold_tasks(task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()

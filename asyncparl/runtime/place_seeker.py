@@ -45,7 +45,7 @@ class PlaceSeeker:
         """
         give_up_at = float("inf")
         while True:
-            placed = await self._ask_and_explain(request, self._master.request)
+            placed = await self._ask_and_explain(request, self._master.request, "the master")
             assert isinstance(placed, Placed)
             asked_at = trio.current_time()
             node = self._node_at(placed.ticket)
@@ -68,7 +68,7 @@ class PlaceSeeker:
 
         Raises as `NodeLink.request`.
         """
-        answer = await self._ask_and_explain(request, node.request)
+        answer = await self._ask_and_explain(request, node.request, node.name)
         if isinstance(answer, PlaceTaken):
             await self.give_back(request.actor_id)
             await trio.sleep(_ASK_AGAIN_S)  # the master may be about to hear of those others
@@ -81,10 +81,12 @@ class PlaceSeeker:
         with contextlib.suppress(ResourceError):  # no master: it forgets us, and that, by itself
             await self._master.request(WithdrawActor(actor_id, is_over=False), limit_s=0.1)
 
-    async def _ask_and_explain(self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _ask_and_explain(
+        self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]], whom: str
+    ) -> Any:
         """The answer to a request that may have to wait; people are told what for."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._explain_wait, request, ask)
+            nursery.start_soon(self._explain_wait, request, ask, whom)
             failure = None
             try:
                 answer = await ask(request)
@@ -95,15 +97,24 @@ class PlaceSeeker:
             raise failure
         return answer
 
-    async def _explain_wait(self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]]) -> None:
+    async def _explain_wait(
+        self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]], whom: str
+    ) -> None:
         """Nobody should wonder why nothing happens."""
-        reason = ""
-        while not reason:
+        said_silent = False
+        while True:
             await trio.sleep(_EXPLAIN_AFTER_S)
+            reason = ""
             with trio.move_on_after(_EXPLAIN_AFTER_S) as patience, contextlib.suppress(AsyncparlError):
                 reason = (await ask(ExplainWait(request.actor_id))).reason
-            if patience.cancelled_caught:
-                reason = f"the {'node' if isinstance(request, StartActor) else 'master'} does not answer"
+            if reason:
+                self._say(request, reason)
+                return
+            if patience.cancelled_caught and not said_silent:
+                said_silent = True
+                self._say(request, f"{whom} does not answer")
+
+    def _say(self, request: AskPlace | StartActor, reason: str) -> None:
         if isinstance(request, StartActor):
             if reason in self._told:
                 return

@@ -47,6 +47,8 @@ class Places:
         self._cluster_time = cluster_time
         self._asking: dict[str, _Asking] = {}
         self._changed = trio.Event()
+        self._settled_at = trio.current_time() + (_UNKNOWN_LIMIT_S if node_secret else 0.0)
+        """By then the nodes that an earlier master had have joined. A private cluster has no second master."""
 
     def ask(self, driver_id: str, request: AskPlace) -> Placed | Coroutine[Any, Any, Placed]:
         """A place, or the wait for it. Others may get theirs by the way.
@@ -108,9 +110,10 @@ class Places:
     async def find_named(self, driver_id: str, name: str) -> NamedActor | None:
         """The actor of this name; None if nobody has made one.
 
-        Who has made it may have told others before us: those are not to be told that there is none.
+        Who has made it may have told others before us: those are not to be told that there is none. And the node of a
+        detached one may not have joined yet, if we are a new master.
         """
-        with trio.move_on_after(_UNKNOWN_NAME_LIMIT_S):
+        with trio.move_on_at(max(trio.current_time() + _UNKNOWN_NAME_LIMIT_S, self._settled_at)):
             while (found := self._actors.find_named(name, driver_id)) is None:
                 await self._changed.wait()
         return None if found is None else NamedActor(*found)

@@ -162,15 +162,17 @@ class Session:
         """They live on without us once they are made; what they are made from is still with us."""
         if self._is_private:
             return  # they end with the cluster
-        unmade = [actor for actor in self._actors.values() if actor.is_detached and not actor.is_made]
-        with trio.move_on_after(DETACHED_LIMIT_S):
-            for actor in unmade:
+        detached = [actor for actor in self._actors.values() if actor.is_detached]
+        with trio.move_on_after(DETACHED_LIMIT_S) as patience:
+            for actor in detached:
                 with contextlib.suppress(Exception):  # raised where it is awaited, and shown where it is not
                     await actor.wait_created()
-        for actor in unmade:
-            if not actor.is_made and not actor.is_gone:
-                late = f"it is not there {DETACHED_LIMIT_S:g} s after the end of its program"
-                sys.stderr.write(f"asyncparl: {actor.name} is given up: {late}\n")
+        if patience.cancelled_caught:
+            for actor in detached:
+                if actor.is_unmade:
+                    late = f"{actor.name} is not made yet, {DETACHED_LIMIT_S:g} s after the end of its program"
+                    outcome = "it goes on alone" if actor.is_reached else "it is given up"
+                    sys.stderr.write(f"asyncparl: {late}: {outcome}\n")
 
     # --- for remote classes and actors ----------------------------------------------------------------------
 

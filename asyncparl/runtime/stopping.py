@@ -20,8 +20,8 @@
 
 The owner asks, in `actor.py`. The node signals: `protocol/membership.py` has the deadlines, `workers.py` keeps them;
 only the zygote, the parent of the worker, sends signals. Grandchildren get both signals with the worker, in whose
-process group they are; what is left of the group when the worker has ended, however it ended, is killed. Who has no
-process yet gets no grace. If its zygote still imports, and all that wait for it are to end, then the zygote is killed.
+process group they are; what is left of the group when the worker has ended, however it ended, is killed. Who waits
+for a zygote that still imports gets no grace; if all who wait for it are to end, then the zygote is killed.
 
 A second Ctrl-C ends the wait at the end of a `connect()` block, whichever rung it is at. Then the node of a private
 cluster ends, and with it its zygotes and workers; other nodes have lost the owner.

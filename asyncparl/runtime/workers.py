@@ -95,7 +95,7 @@ class WorkerPool:
         return None if worker is None else worker.member.owner
 
     async def stop(self, actor_id: str, grace_s: float, *, is_final: bool = False) -> None:
-        """SIGTERM, then SIGKILL after `grace_s` (at once if 0, or if it has no process yet).
+        """SIGTERM, then SIGKILL after `grace_s` (at once if 0, or if its zygote imports still, and has not forked it).
 
         Returns when it has ended and was reported.
         """
@@ -217,12 +217,15 @@ class WorkerPool:
         self._nursery.start_soon(self._follow_zygote, client)
 
     async def _kill(self, worker: Worker) -> None:
+        if worker.was_killed and worker.zygote.may_import:
+            return  # it has been told, and reads that after the order to fork
         worker.was_killed = True
         siblings = [other for other in self._workers.values() if other.zygote is worker.zygote]
         if worker.zygote.may_import and all(sibling.was_killed for sibling in siblings):
             # What it imports takes its time, and nobody waits for the processes that it would start then.
             for sibling in siblings:
                 sibling.failure = sibling.failure or "it was stopped before it had a process"
+            self._zygotes = {kind: other for kind, other in self._zygotes.items() if other is not worker.zygote}
             worker.zygote.kill()
         else:
             await worker.send_signal(signal.SIGKILL)

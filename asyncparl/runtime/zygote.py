@@ -9,7 +9,8 @@ its socket to the node closes (the node died) it kills every worker and ends, ev
 go on then. When it dies itself, the kernel kills the workers (PDEATHSIG).
 
 What a worker has started ends with it: its process group is killed, and so are those who left that for a session of
-their own (browsers, game servers), which the zygote inherits, and knows by a variable of their environment.
+their own (browsers, game servers), which the zygote inherits, and knows by a variable of their environment. It does not
+know those that were given an environment of their own, nor forks that left the group and never called exec.
 
 Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard
 output, standard error, and the worker's own socket to the node. Where there is no fork, workers are started as fresh
@@ -254,10 +255,11 @@ class _Zygote:
 
     def _reap(self) -> None:
         while (ended := _ended_child()) is not None:
-            # While the zombie holds its pid, the process group of that number can only be its own.
-            _signal_group(ended.si_pid, signal.SIGKILL)
-            os.waitpid(ended.si_pid, 0)
             worker = self._workers.pop(ended.si_pid, None)
+            if worker is not None:  # otherwise an orphan, in whose group there may be others whose worker lives
+                # While the zombie holds its pid, the process group of that number can only be its own.
+                _signal_group(ended.si_pid, signal.SIGKILL)
+            os.waitpid(ended.si_pid, 0)
             if worker is not None:
                 self._end_strays()
                 exited = ended.si_code == os.CLD_EXITED

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from asyncparl.training.metrics import EpisodeLike, Metrics, UpdateTimes
 
 
@@ -68,8 +65,9 @@ class NotingMetrics(Metrics):
         self._notes.append(Note("weights_played", {"delay_s": delay_s}))
 
     def batch_learned(
-        self, *, now: float, num_steps: int, lags: NDArray[np.int64], times: UpdateTimes, age_s: float = 0.0
+        self, *, now: float, num_steps: int, mean_lag: float, max_lag: int, times: UpdateTimes, age_s: float = 0.0
     ) -> None:
-        values = {"num_steps": num_steps, "lags": lags, "times": times, "age_s": age_s}
+        lags = {"mean_lag": mean_lag, "max_lag": max_lag}
+        values = {"num_steps": num_steps, **lags, "times": times, "age_s": age_s}
         self._notes.append(Note("batch_learned", values))
         self._on_update()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 WINDOW_S = 20.0
 NUM_EPISODES = 100
@@ -136,7 +135,8 @@ class _Update(NamedTuple):
     time: float
     num_steps: int
     times: UpdateTimes
-    lags: NDArray[np.int64]  # [T, B]
+    mean_lag: float
+    max_lag: int
     age_s: float
 
 
@@ -182,10 +182,10 @@ class Metrics:
         _forget(self._delays, now - self._window_s)
 
     def batch_learned(
-        self, *, now: float, num_steps: int, lags: NDArray[np.int64], times: UpdateTimes, age_s: float = 0.0
+        self, *, now: float, num_steps: int, mean_lag: float, max_lag: int, times: UpdateTimes, age_s: float = 0.0
     ) -> None:
-        """Note one update. `lags`: of every step of its batch; `age_s`: see `batch_age.py`."""
-        self._updates.append(_Update(now, num_steps, times, lags, age_s))
+        """Note one update. The lags are of the steps of its batch; `age_s`: see `batch_age.py`."""
+        self._updates.append(_Update(now, num_steps, times, mean_lag, max_lag, age_s))
         _forget(self._updates, now - self._window_s)
 
     @property
@@ -205,16 +205,17 @@ class Metrics:
         _forget(self._delays, now - self._window_s)
         span_s = self._span_s(now)
         waiting, copying, computing = self._learner_shares()
-        lags = np.concatenate([update.lags.ravel() for update in self._updates] or [np.zeros(1, np.int64)])
+        num_steps = sum(update.num_steps for update in self._updates)
+        lag = sum(update.num_steps * update.mean_lag for update in self._updates) / max(num_steps, 1)
         delays_s = [each.delay_s for each in self._delays] or [float("nan")]
         environment, inference = self._actor_shares(max(situation.actors, 1) * span_s)
         return Report(
             **{each.name: getattr(situation, each.name) for each in fields(situation)},
-            steps_per_s=sum(update.num_steps for update in self._updates) / span_s,
+            steps_per_s=num_steps / span_s,
             mean_return=self.mean_return,
             mean_length=_mean([episode.length for episode in self._episodes]),
-            mean_lag=float(lags.mean()),
-            max_lag=int(lags.max()),
+            mean_lag=lag,
+            max_lag=max((update.max_lag for update in self._updates), default=0),
             policy_delay_s=statistics.median(delays_s),
             max_policy_delay_s=max(delays_s),
             batch_age_s=sum(update.age_s for update in self._updates) / max(1, len(self._updates)),

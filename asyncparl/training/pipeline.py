@@ -276,7 +276,8 @@ class Pipeline:
         self._metrics.batch_learned(
             now=trio.current_time(),
             num_steps=update.batch.rollout.actions.numel(),
-            lags=update.lags,
+            mean_lag=float(update.lags.mean()),
+            max_lag=int(update.lags.max()),
             times=update.times,
             age_s=self._ages.learned(update.batch.slot, now=trio.current_time()),
         )

@@ -18,7 +18,7 @@ from typing import TextIO
 from asyncparl.training.errors import RunFolderError
 
 LOCK_FILE = ".lock"
-_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 class RunLock:
@@ -37,6 +37,7 @@ class RunLock:
         self._path = folder / LOCK_FILE
         self.problem: str | None = None
         """Why there is no lock, where the file system has none. The run has its folder all the same."""
+        self._folder_as_it_was = folder.stat()
         self._file = self._open()
         _held.add(self)
         try:
@@ -75,26 +76,30 @@ class RunLock:
             )
 
     def _is_at_its_path(self, file: TextIO) -> bool:
-        try:
-            return os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
-        except OSError as error:
-            return error.errno not in _GONE  # whoever writes will be told what it is
+        return _is_there(self._path, os.fstat(file.fileno()))
 
     def is_in_place(self) -> bool:
         """Whether the folder is still there, and not another one of that name."""
-        return self._is_at_its_path(self._file)
+        return _is_there(self._folder, self._folder_as_it_was)
 
     def release(self) -> None:
         """Let others have the folder. May be called twice."""
         if self._file.closed:
             return
         with self._file, contextlib.suppress(OSError):
-            if self.problem is None and self.is_in_place():
+            if self.problem is None and self._is_at_its_path(self._file):
                 self._path.unlink()  # also for a fork that Python does not know of, which has it open still
 
     def leave_to_parent(self) -> None:
         """In a fork: the lock is not ours, and must not live as long as we."""
         self._file.close()
+
+
+def _is_there(path: Path, as_it_was: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), as_it_was)
+    except OSError as error:
+        return error.errno not in _GONE  # whoever writes will be told what it is
 
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()

@@ -94,9 +94,11 @@ class MemoryNetwork:
             with trio.fail_after(timeout_s):
                 await call.answered.wait()
         except trio.TooSlowError:
+            call.give_up()
             raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s} s from memory://{name}") from None
-        finally:
-            call.gone = True
+        except BaseException:
+            call.give_up()
+            raise
         if isinstance(call.answer, Exception):
             raise call.answer
         return call.answer
@@ -150,6 +152,12 @@ class _Dialing:
         if answer is not None:
             self.answer = answer
         self.answered.set()
+
+    def give_up(self) -> None:
+        """Nobody takes the answer, which may have come in this very moment."""
+        self.gone = True
+        if isinstance(self.answer, MemoryChannel):
+            self.answer.close()
 
 
 class MemoryListener(Listener):

@@ -77,7 +77,7 @@ def test_for_one_that_finds_no_room_its_program_waits_five_seconds_and_gives_it_
     began = time.monotonic()
     assert maker.leave() == 0
     assert 5 <= time.monotonic() - began < 10
-    assert "Probe#1 is given up: it is not there 5 s after the end of its program" in maker.errors()
+    assert "Probe#1 is not made yet, 5 s after the end of its program: it is given up" in maker.errors()
     assert other.view().waiting == []
     assert other.start("find", "found", "store").failure().type == "LookupError"
 

@@ -54,7 +54,7 @@ def test_what_limits_a_run_is_said_in_one_sentence(values: dict[str, float], sen
         (1.44, "The experience is 1.4 updates old on average (policy lag): fresh."),
         (
             12.3,
-            "The experience is 12 updates old on average (policy lag): not fresh, but V-trace (IMPALA) corrects that.",
+            "The experience is 12 updates old on average (policy lag): not fresh, but V-trace corrects that.",
         ),
         (48.7, "The experience is 49 updates old on average (policy lag): too old. Fewer actors would help."),
     ],

@@ -165,6 +165,11 @@ class Starter:
         assert shell.stdout is not None
         return [shell.pid, *map(int, shell.stdout.readline().split())]
 
+    def start_server(self) -> int:
+        """Its launcher has ended, and was the leader of its group."""
+        command = ["sh", "-c", "setsid sh -c 'sleep 600 > /dev/null & echo $!' & wait"]
+        return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
     def start_daemon(self) -> int:
         """The process between it and us has ended."""
         command = ["sh", "-c", "setsid sleep 600 > /dev/null & echo $!"]
@@ -178,8 +183,10 @@ class Starter:
 async def test_what_an_actor_started_ends_with_it_also_in_a_session_of_its_own(end: str) -> None:
     async with asyncparl.connect():
         actor, other = Starter(), Starter()
-        started = [*await actor.start(), await actor.start_daemon()]
-        kept = [*await other.start(), await other.start_daemon()]
+        started = [*await actor.start(), await actor.start_daemon(), await actor.start_server()]
+        kept = [*await other.start(), await other.start_daemon(), await other.start_server()]
+        await trio.sleep(0.2)
+        assert all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in started)
         if end == "SIGKILL":
             os.kill(await actor.pid(), signal.SIGKILL)
         elif end != "the block":

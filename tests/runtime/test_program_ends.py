@@ -19,6 +19,7 @@ from asyncparl.runtime.blocks import background_tasks
 from asyncparl.runtime.current import current_session
 from asyncparl.runtime.stopping import SESSION_LIMIT_S
 from tests.proc import process_table
+from tests.runtime.actors import Echo
 from tests.runtime.test_programs import LIMIT_S, REPOSITORY, run, write
 
 # --- how it ends --------------------------------------------------------------------------------------------------
@@ -178,6 +179,33 @@ async def test_connect_can_be_cancelled_at_any_moment(after_s: float) -> None:
         async with asyncparl.connect():
             await trio.sleep_forever()
     assert given_up.cancelled_caught
+
+
+async def test_an_actor_that_is_killed_while_others_wait_for_the_same_imports_ends_alone(tmp_path: Path) -> None:
+    """And when all who wait are killed, those that come next do not wait for what is being killed."""
+    module = f"slow_{secrets.token_hex(4)}"
+    write(tmp_path, {f"{module}.py": "import time; time.sleep(3)"})
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with trio.fail_after(LIMIT_S):
+            async with asyncparl.connect(preload=[module]):
+                first, second = Echo(), Echo()
+                killed = first.add(1)
+                await trio.sleep(0.5)
+                await asyncparl.kill(first)
+                with pytest.raises(asyncparl.ActorDied):
+                    await killed
+                assert await second.add(1) == 1
+            async with asyncparl.connect(preload=[module]):
+                first, second = Echo(), Echo()
+                await trio.sleep(0.5)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(asyncparl.kill, first)
+                    nursery.start_soon(asyncparl.kill, second)
+                    others = [Echo() for _ in range(3)]
+                assert await asyncparl.gather([other.add(1) for other in others]) == [1, 1, 1]
+    finally:
+        sys.path.remove(str(tmp_path))
 
 
 LEAVING = """

@@ -214,7 +214,7 @@ def test_figures_of_another_learner_are_as_if_they_were_noted_here() -> None:
         metrics.rollout_arrived(now=10.0, episodes=[Ended(1.0, 9), Ended(-1.0, 8)], environment_s=0.5, inference_s=0.2)
         metrics.weights_played(now=10.0, delay_s=0.25)
         metrics.batch_learned(
-            now=10.0, num_steps=40, lags=torch.tensor([1, 3]).numpy(), times=UpdateTimes(0.1, 0.2, 0.3), age_s=1.5
+            now=10.0, num_steps=40, mean_lag=2.0, max_lag=3, times=UpdateTimes(0.1, 0.2, 0.3), age_s=1.5
         )
     assert told == [True]
     News(Standing(0, 0, 1, 0, 1), noting.take(), []).tell(elsewhere, now=10.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from asyncparl.training.environments import Episode
@@ -17,7 +16,8 @@ HERE = Situation(
 
 
 def _learn(metrics: Metrics, now: float, lags: list[int], times: tuple[float, float, float] = (0.0, 0.0, 1.0)) -> None:
-    metrics.batch_learned(now=now, num_steps=640, lags=np.array(lags), times=UpdateTimes(*times))
+    mean_lag = sum(lags) / len(lags)
+    metrics.batch_learned(now=now, num_steps=640, mean_lag=mean_lag, max_lag=max(lags), times=UpdateTimes(*times))
 
 
 def _arrive(metrics: Metrics, now: float, *episodes: Episode) -> None:
