@@ -57,7 +57,6 @@ class MasterLink:
         self._changed = trio.Event()
         self._was_joined = False
         self._over: BaseException | None = None
-        self._why_hung_up = ""
         self._own_failure = ""
         """Why the last attempt to dial failed, if that is this process's own fault."""
 
@@ -115,7 +114,6 @@ class MasterLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._join_over, link, refusals)
                 why = await link.run()
-                why, self._why_hung_up = self._why_hung_up or why, ""
                 self._set_link(None)
                 link.lose(lambda _: MasterLost(f"the master is away: {why}"))
                 nursery.cancel_scope.cancel()
@@ -177,12 +175,6 @@ class MasterLink:
         """Say something that the master also learns from the next join, should it be lost."""
         if self._link is not None:
             ask(self._link, request)
-
-    def hang_up(self, why: str) -> None:
-        """Give the present link up."""
-        if self._link is not None:
-            self._why_hung_up = why
-            self._link.disconnect()
 
 
 def ask(link: Link, request: Any, *, credit: int = 0) -> Call[Any]:

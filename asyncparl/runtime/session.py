@@ -357,8 +357,6 @@ class Session:
             if actor.node is node:
                 actor.node_lost(why)
         self._reach.node_lost(node, why)
-        if self._is_private:  # its node and its master are one process
-            self._master.hang_up(why)
 
     def _leave_soon(self, node: NodeLink) -> trio.Event:
         """Have a node end all that is ours; set when it has."""

@@ -101,18 +101,6 @@ def node_process() -> psutil.Process:
     return node
 
 
-async def test_a_private_cluster_that_stands_still_for_long_is_gone_for_new_actors_too() -> None:
-    with trio.fail_after(LIMIT_S):
-        async with asyncparl.connect(), Echo() as first:
-            await first.pid()
-            node_process().suspend()
-            second = Echo()
-            with pytest.raises(asyncparl.ResourceError, match=r"it has been silent for 4\.5 s"):
-                await second.add(1)
-            with pytest.raises(asyncparl.NotConnectedError, match=r"is gone: it has been silent for 4\.5 s"):
-                Echo()
-
-
 async def test_that_the_master_does_not_answer_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     said = ""
     with trio.fail_after(LIMIT_S):

@@ -51,13 +51,14 @@ def test_speed_counts_from_the_first_rollout_and_forgets_what_is_old() -> None:
     assert metrics.report(HERE, now=90.0).steps_per_s == 0
 
 
-def test_lag_is_over_all_columns_of_the_window() -> None:
+def test_lag_is_over_all_steps_of_the_window() -> None:
     metrics = Metrics(window_s=10.0)
     _learn(metrics, 0.0, [9, 9])
     _learn(metrics, 11.0, [0, 1, 1, 2])
     _learn(metrics, 12.0, [3, 3])
+    metrics.batch_learned(now=12.0, num_steps=1280, mean_lag=1.5, max_lag=2, times=UpdateTimes(0.0, 0.0, 1.0))
     report = metrics.report(HERE, now=12.0)
-    assert report.mean_lag == pytest.approx(10 / 6)
+    assert report.mean_lag == pytest.approx((640 * 1 + 640 * 3 + 1280 * 1.5) / 2560)
     assert report.max_lag == 3
 
 
