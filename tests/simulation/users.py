@@ -148,7 +148,9 @@ class Users:
             self.world.bug(f"{made} is said to have never started, but ran in {runs}", error)
         if error.fate is CallFate.NEVER_STARTED and made.inner and inner:
             self.world.bug(f"{made}: its inner call is said to have never started, but ran", error)
-        is_ended = made.actor.is_doomed or made.actor.driver.leaving.is_set() or made.inner
+        ids = made.actor.actor_id, self._owner_of(made.actor)  # others may know by now what it ends with
+        is_doomed = made.actor.is_doomed or any(other.is_doomed for other in self.actors if other.actor_id in ids)
+        is_ended = is_doomed or made.actor.driver.leaving.is_set() or made.inner
         if "exists already" in error.reason:
             is_ended = True  # its maker has given it a name that another one has
         if self.world.last_fault_at < 0 and not is_ended:
