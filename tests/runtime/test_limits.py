@@ -20,6 +20,7 @@ import pytest
 import trio
 
 import asyncparl
+from tests.runtime.cluster_process import node_process
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 120.0
@@ -146,7 +147,7 @@ async def test_a_program_with_too_long_arguments_is_told_so_and_leaves_nothing_o
     monkeypatch.setattr(sys, "argv", ["train.py", "x" * size])
     with trio.fail_after(LIMIT_S):
         async with asyncparl.connect():
-            [node] = psutil.Process().children()
+            node = node_process()
             num_files = []
             for _ in range(3):
                 with pytest.raises(asyncparl.ActorDied, match=r"sys\.path and arguments are too long"):

@@ -15,6 +15,7 @@ from asyncparl.runtime import node_folder as folders
 @pytest.fixture(autouse=True)
 def folder_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "folder_for_sockets", lambda: str(tmp_path))  # however long it is
 
 
 def test_a_node_that_starts_does_not_sweep_another_that_starts() -> None:

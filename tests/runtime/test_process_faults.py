@@ -19,6 +19,7 @@ import trio
 
 import asyncparl
 from tests.runtime.actors import AsyncEcho, Echo, Recorder
+from tests.runtime.cluster_process import node_process
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 30.0
@@ -94,11 +95,6 @@ async def test_what_actors_wait_for_that_cannot_start_is_said_once(capfd: pytest
     said += capfd.readouterr().err
     reason = f"the process that starts workers (pid {zygote.pid}) is stopped (SIGSTOP)"
     assert said in (f"asyncparl: Echo#{number} waits: {reason}\n" for number in (2, 3))
-
-
-def node_process() -> psutil.Process:
-    (node,) = psutil.Process().children()
-    return node
 
 
 async def test_that_the_master_does_not_answer_is_said(capfd: pytest.CaptureFixture[str]) -> None:
