@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,8 @@ def test_hundreds_of_actors_come_and_go_without_a_trace(cluster: Cluster) -> Non
     assert driver.leave() == 0
     with contextlib.suppress(AssertionError):
         until(lambda: what_is_left(cluster, node) == before, within_s=3)
+    fds = Path(f"/proc/{node.pid}/fd")
+    print("the node has open:", sorted(os.readlink(fd) for fd in fds.iterdir()))
     assert what_is_left(cluster, node) == before
 
 
