@@ -25,7 +25,8 @@ def verdicts(
     values: Mapping[str, Any], actors: Sequence[ActorRow], curves: Mapping[str, Sequence[float | None]]
 ) -> list[str]:
     """Of a run that goes on: what it reports, the actors of its program, and its curves so far over "x"."""
-    return [*_of_actors(actors), *_of_return(values, curves), *_of_balance(values), *_of_lag(values)]
+    is_whole = not any(row.state == "silent" for row in actors)
+    return [*_of_actors(actors), *_of_return(values, curves), *_of_balance(values, is_whole), *_of_lag(values)]
 
 
 def _of_actors(actors: Sequence[ActorRow]) -> Iterator[str]:
@@ -55,7 +56,7 @@ def _of_return(values: Mapping[str, Any], curves: Mapping[str, Sequence[float | 
         yield f"The agent gets worse: its return has fallen {change}."
 
 
-def _of_balance(values: Mapping[str, Any]) -> Iterator[str]:
+def _of_balance(values: Mapping[str, Any], is_whole: bool) -> Iterator[str]:
     shares = [values.get(name) for name in LEARNER_SHARES]
     if not all(map(is_number, shares)):
         return  # it is no training, or nothing that we know
@@ -68,8 +69,9 @@ def _of_balance(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"The learner limits this run: it is busy {1 - waits:.0%} of the time{_queue(values)}."
     elif waits < _LEARNER_WAITS:
         yield f"Learner and actors are in balance: the learner waits {waits:.0%} of the time."
-    elif acts >= _ACTORS_ARE_BUSY:
-        yield f"The actors limit this run: the learner waits for them {waits:.0%} of the time."
+    elif acts >= _ACTORS_ARE_BUSY or not is_whole:
+        few = "" if is_whole else ", of whom not all answer,"
+        yield f"The actors limit this run: the learner waits for them{few} {waits:.0%} of the time."
     else:
         yield (
             f"Neither is always busy: the learner waits {waits:.0%} of the time, and the actors act {acts:.0%} of it. "

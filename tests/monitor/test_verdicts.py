@@ -73,6 +73,15 @@ def test_silent_actors_are_counted_and_named() -> None:
     assert verdicts({}, actors[2:], {}) == []
 
 
+def test_where_an_actor_is_silent_it_is_the_actors_that_limit_the_run() -> None:
+    silent = ActorRow(actor_id="a1", name="Sim#1", state="silent")
+    half = balance(0.65, 0.0, 0.35, environment_share=0.39, inference_share=0.1)
+    assert verdicts(half, [silent], {}) == [
+        "1 of 1 actors is silent: Sim#1.",
+        "The actors limit this run: the learner waits for them, of whom not all answer, 65% of the time.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("returns", "sentences"),
     [
