@@ -135,7 +135,7 @@ def test_a_run_is_told_with_how_many_of_its_actors_are_silent_and_what_limits_it
     assert (told["num_actors"], told["num_silent"]) == (2, 1)
     assert told["verdicts"] == [
         "1 of 2 actors is silent: Sim#2.",
-        "The actors limit this run: the learner waits for them 37% of the time.",
+        "The actors limit this run: the learner waits for them, of whom not all answer, 37% of the time.",
     ]
     over = Sight(news=news(reports=[msgspec.structs.replace(report, is_over=True)]))
     observer.observe(over, now=2, wall_time=2)
