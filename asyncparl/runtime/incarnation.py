@@ -76,7 +76,7 @@ class Incarnation:
             with trio.move_on_after(EXIT_LIMIT_S if self._was_asked else REPORT_LIMIT_S):
                 await self._reported.wait()
         if self.pid is None and self.node is not None:
-            await self._session.places.give_back(self._actor_id)  # if the node did not even try
+            self._session.places.give_back(self._actor_id)  # if the node did not even try
         if not self._reported.is_set():
             self._reason = self._reason or self._why_stopped(why)
             grace_s = CLOSE_GRACE_S if self._was_asked else 0.0
@@ -168,7 +168,7 @@ class Incarnation:
                 self.refusal = ResourceError(explain(error)) if out_of_files(error) else error
                 return None
         if placed is None or self._is_doomed:
-            await self._session.places.give_back(self._actor_id)
+            self._session.places.give_back(self._actor_id)
             return None
         return placed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from asyncparl.errors import AsyncparlError, ResourceError
+from asyncparl.errors import AsyncparlError
 from asyncparl.protocol.master_messages import AskPlace, ExplainWait, NodeTicket, Placed, WithdrawActor
 from asyncparl.protocol.node_messages import ActorStarted, PlaceTaken, StartActor
 from asyncparl.protocol.tickets import SignedLease
@@ -52,7 +52,7 @@ class PlaceSeeker:
             try:
                 await node.wait_ready()
             except Exception:
-                await self.give_back(request.actor_id)
+                self.give_back(request.actor_id)
                 give_up_at = min(give_up_at, asked_at + _REACH_LIMIT_S)
                 if not node.is_lost or trio.current_time() > give_up_at:
                     raise
@@ -70,16 +70,18 @@ class PlaceSeeker:
         """
         answer = await self._ask_and_explain(request, node.request, node.name)
         if isinstance(answer, PlaceTaken):
-            await self.give_back(request.actor_id)
+            self.give_back(request.actor_id)
             await trio.sleep(_ASK_AGAIN_S)  # the master may be about to hear of those others
             return None
         assert isinstance(answer, ActorStarted)
         return answer
 
-    async def give_back(self, actor_id: str) -> None:
-        """Of an actor that may ask once more: what it was given and never took."""
-        with contextlib.suppress(ResourceError):  # no master: it forgets us, and that, by itself
-            await self._master.request(WithdrawActor(actor_id, is_over=False), limit_s=0.1)
+    def give_back(self, actor_id: str) -> None:
+        """Of an actor that may ask once more: what it was given and never took.
+
+        Nobody waits for a master here, who may be silent. One that is away forgets us, and that, by itself.
+        """
+        self._master.tell(WithdrawActor(actor_id, is_over=False))
 
     async def _ask_and_explain(
         self, request: AskPlace | StartActor, ask: Callable[[Any], Awaitable[Any]], whom: str

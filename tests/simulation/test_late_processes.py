@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from asyncparl.ids import new_actor_id
+from asyncparl.protocol.control import SILENCE_LIMIT_S
 from asyncparl.protocol.master_messages import AskPlace, Placed
 from asyncparl.protocol.node_messages import StartActor
 from asyncparl.protocol.resources import ActorTitle, Demand
@@ -85,3 +87,12 @@ async def test_the_order_to_end_a_late_process_does_not_hit_the_next_one(autojum
         assert stage.machine.workers.running == {stage.actor_id}
         actors = (await stage.driver.describe()).actors
         assert [(each.actor_id, each.state) for each in actors] == [(stage.actor_id, "started")]
+
+
+async def test_a_dial_to_a_worker_ends_when_its_machine_is_known_to_be_lost(autojump_clock: MockClock) -> None:
+    async with _stage() as stage:
+        stage.machine.cable.cut()
+        began = trio.current_time()
+        with pytest.raises(OSError, match="is gone: it has been silent"):
+            await stage.node.dial_worker(stage.actor_id, None, encrypt=False)
+        assert trio.current_time() - began < SILENCE_LIMIT_S + LATENCY_S

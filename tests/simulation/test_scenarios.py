@@ -419,6 +419,7 @@ FOUND = {
 
 
 FOUND_WHOLE = {
+    "callers of an actor whose node died as it was to start wait for a master that is silent too": 6028928,
     "a dial that is cancelled in the moment of its answer leaves a connection to nobody": 6023475,
     "a call to an actor that its owner had given up, and a lost node came back with, is never settled": 6006703,
     "a detached actor dies after a minute because its program left before it was made": 6002929,
