@@ -12,6 +12,7 @@ import psutil
 
 import asyncparl
 from asyncparl.bench.peers import workloads
+from asyncparl.training.weight_board import BoardAddress, BoardReader
 
 
 @asyncparl.remote_class
@@ -32,6 +33,17 @@ class Subject(workloads.Subject):
             array = asyncparl.empty(num_bytes, np.uint8)
             array[:: 1 << 16] = i & 0xFF
             yield array
+
+    def open_board(self, address: BoardAddress) -> None:
+        """Where new weights will be."""
+        self._board = BoardReader.open(address)
+
+    def look_at_board(self, slot: int) -> int:
+        """Hold the weights there, and tell their last byte."""
+        assert self._board is not None
+        weights = self._board.weights(slot)
+        self.set_weights(weights)
+        return int(weights[-1])
 
     def unique_bytes(self) -> int:
         """Memory that is not shared with the process it was forked from."""
