@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -103,6 +104,18 @@ def allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def open_standard_streams() -> None:
+    """Where a program was started without one of them, have it lead nowhere: its number would be given to a socket."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "w", closefd=False))  # noqa: SIM115
+
+
 def explain(error: BaseException, who: str = "this process") -> str:
     """An error of this process in words. Where too many files are open: whose limit that is, and what to do.
 
@@ -114,7 +127,10 @@ def explain(error: BaseException, who: str = "this process") -> str:
 
 def out_of_files(error: BaseException, who: str = "this process") -> str:
     """The same, but empty if it is not that too many files are open."""
-    number = error.errno if isinstance(error, OSError) else None
+    number = None
+    if isinstance(error, OSError):
+        with contextlib.suppress(Exception):  # whatever a class of the user's makes of it
+            number = error.errno
     if number == errno.ENFILE:
         return "Too many open files on this machine: close some, or raise its limit (sysctl fs.file-max)"
     if number != errno.EMFILE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import NoReturn
 
 import click
@@ -14,6 +13,7 @@ from asyncparl.cli.evaluate import evaluate
 from asyncparl.cli.groups import CommandGroup
 from asyncparl.cli.monitor import monitor, top
 from asyncparl.cli.plot import plot
+from asyncparl.cli.running import run_command
 from asyncparl.cli.services import start
 from asyncparl.cli.train import train
 
@@ -37,11 +37,5 @@ for command in (start, status, actors, logs, top, monitor, stop, train, evaluate
 
 
 def main() -> NoReturn:
-    """Run the command line of this process. What is wrong with it is said in one line, and the exit status is 2."""
-    try:
-        sys.exit(commands.main(prog_name="asyncparl", standalone_mode=False))
-    except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
+    """Run the command line of this process."""
+    run_command(commands, "asyncparl")

@@ -129,7 +129,7 @@ def top(master: Any, secret_file: str | None, once: bool) -> None:
     with needs_monitor():
         import_module("asyncparl.monitor.top")
     show = _print_once if once or not sys.stdout.isatty() else _show_live
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+    with contextlib.suppress(KeyboardInterrupt):
         _run(partial(_top, master, secret_file, show))
 
 

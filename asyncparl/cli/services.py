@@ -8,14 +8,16 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 import trio
 
 from asyncparl.cli.addresses import DEFAULT_PORT, AddressType
 from asyncparl.cli.monitor import monitor_option, serve_monitor
+from asyncparl.cli.running import run_command
 from asyncparl.errors import AsyncparlError
+from asyncparl.speaking import ErrorStream
 
 _JOIN_WITHIN_S = 15.0
 
@@ -201,7 +203,7 @@ def _log() -> Any:
 
     is_terminal = sys.stderr.isatty()
     return structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        structlog.WriteLogger(cast(TextIO, ErrorStream())),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_terminal else "iso", utc=not is_terminal),
@@ -263,22 +265,11 @@ def _in_one_line(error: BaseException) -> str:
     return f"{str(error.filename).removeprefix('tcp://')}: {error.strerror}{hint}"
 
 
-def _run_command(command: click.Command) -> NoReturn:
-    """A command of its own; what is wrong with it is said in one line."""
-    try:
-        sys.exit(command.main(standalone_mode=False))
-    except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
-
-
 def master_main() -> NoReturn:
     """The command `asyncparl-master`."""
-    _run_command(master_command)
+    run_command(master_command)
 
 
 def node_main() -> NoReturn:
     """The command `asyncparl-node`."""
-    _run_command(node_command)
+    run_command(node_command)

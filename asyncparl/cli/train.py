@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from asyncparl.training.trainer import Trainer, TrainingResult
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-UNREAD = 128 + signal.SIGPIPE
 
 _POSITIVE = click.IntRange(min=1)
 _NOT_NEGATIVE = click.FloatRange(min=0)
@@ -239,10 +235,6 @@ def _train(
     except (KeyboardInterrupt, Terminated) as stop:
         click.echo("stopped at once", err=True)
         sys.exit(TERMINATED if isinstance(stop, Terminated) else INTERRUPTED)
-    except BrokenPipeError:
-        # Nobody reads what we say. Python's own flush at exit must not fail on it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(UNREAD)
     except ModuleNotFoundError as error:
         fail_by_missing_package(error)
     except AsyncparlError as error:

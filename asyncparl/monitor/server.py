@@ -6,7 +6,6 @@ import contextlib
 import errno
 import re
 import socket
-import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from asyncparl.monitor.source import Source
 from asyncparl.monitor.watch import Watch
 from asyncparl.monitor.web import make_app
 from asyncparl.runtime.state import state_folder
+from asyncparl.speaking import say
 from asyncparl.transport import Credentials
 
 DEFAULT_PORT = 8011
@@ -172,4 +172,4 @@ def _token_path() -> Path:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    say(f"{line}\n")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Callable
 
 import trio
 
 from asyncparl.machine import explain
+from asyncparl.speaking import say
 from asyncparl.transport import Listener, Visitor
 
 _RETRY_S = 0.1
@@ -27,7 +27,7 @@ async def visitors(listener: Listener) -> AsyncIterator[Visitor]:
             return
         except OSError as error:
             if not was_told:
-                sys.stderr.write(f"asyncparl: no connection can be taken at {listener.address}: {explain(error)}\n")
+                say(f"asyncparl: no connection can be taken at {listener.address}: {explain(error)}\n")
             was_told = True
             await trio.sleep(_RETRY_S)
         else:

@@ -30,6 +30,7 @@ from asyncparl.protocol.values import NOTHING, Encoded
 from asyncparl.runtime.activity import WaitingCall, note_calling
 from asyncparl.runtime.call import Call, make_call
 from asyncparl.runtime.call_values import encode_argument
+from asyncparl.runtime.exceptions import text_of
 from asyncparl.runtime.handle import LinkedHandle
 from asyncparl.runtime.incarnation import Incarnation, OwnerSession
 from asyncparl.runtime.link import LinkLost
@@ -215,6 +216,8 @@ class ActorHandle(LinkedHandle):
         with self._switching:
             if self._gone.is_set() or self._no_object is not None:
                 raise LinkLost
+            if self._intended_end and kind != CallKind.CLOSE:
+                raise LinkLost  # what is called after its end was asked for might run, and its answer be lost
             is_repeatable = kind == CallKind.METHOD and target in self._idempotent
             if object_id or (self._is_open and not is_repeatable):
                 # What was exposed by a process is never in the next one.
@@ -323,7 +326,7 @@ class ActorHandle(LinkedHandle):
             await self._creation
         except Exception as error:
             if process.num:
-                process.doom(f"its restart failed: {type(error).__name__}: {error}")
+                process.doom(f"its restart failed: {type(error).__name__}: {text_of(error)}")
                 await process.stop(0.0)
             else:
                 self._no_object = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from types import TracebackType
 from typing import Any
 
 from asyncparl.errors import (
@@ -39,13 +40,29 @@ def pack_exception(error: BaseException, *, note: str, skip_frames: int = 0) -> 
 
 def describe_exception(error: BaseException, *, note: str, skip_frames: int = 0) -> ErrorReport:
     """An exception in words alone: what nodes and masters, which read no pickle, tell each other."""
-    tb = error.__traceback__
+    tb = traceback_of(error)
     for _ in range(skip_frames):
         tb = tb.tb_next if tb is not None else None
-    formatted = "".join(traceback.format_exception(type(error), error, tb))
+    formatted = format_exception(error, tb)
     if limit := out_of_files(error, "that process"):  # the caller cannot see it
         note = f"{note}\n{limit}"
-    return ErrorReport(_qualified_name(type(error)), _text_of(error), _shortened(formatted), note)
+    return ErrorReport(_qualified_name(type(error)), text_of(error), _shortened(formatted), note)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Where it was raised, whatever its class says."""
+    tb: TracebackType | None = BaseException.__dict__["__traceback__"].__get__(error)
+    return tb
+
+
+def format_exception(error: BaseException, tb: TracebackType | None) -> str:
+    """As the interpreter shows it; where its class does not let us, with less."""
+    try:
+        return "".join(traceback.format_exception(type(error), error, tb))
+    except Exception as second:
+        frames = "".join(traceback.format_tb(tb))
+        why = f"(the rest cannot be shown: that raised {_qualified_name(type(second))})"
+        return f"Traceback (most recent call last):\n{frames}{_qualified_name(type(error))}: {text_of(error)}\n{why}\n"
 
 
 def rebuild_exception(frame: Frame) -> BaseException:
@@ -122,7 +139,10 @@ def _rebuild_bare(kind: type[BaseException], args: tuple[Any, ...], attributes: 
 
 
 def _qualified_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    # Not by attributes of the class: its metaclass may have other ideas.
+    name: str = type.__dict__["__qualname__"].__get__(kind)
+    module = type.__dict__["__module__"].__get__(kind)
+    return name if module == "builtins" else f"{module}.{name}"
 
 
 def _shortened(text: str) -> str:
@@ -131,8 +151,9 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:half]}\n...\n{text[-half:]}"
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """What it says, whatever its class does about that."""
     try:
         return str(error)[:_MAX_TEXT]
     except Exception as second:
-        return f"<str() of it raised {type(second).__name__}>"
+        return f"<str() of it raised {_qualified_name(type(second))}>"

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import sys
 import threading
-import traceback
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from asyncparl.protocol.values import Encoded
 from asyncparl.runtime.activity import awaited_calls, note_serving
 from asyncparl.runtime.async_calls import AsyncCalls, Key
 from asyncparl.runtime.call_values import decode_argument, encode_result
-from asyncparl.runtime.exceptions import pack_exception
+from asyncparl.runtime.exceptions import format_exception, pack_exception, traceback_of
 from asyncparl.runtime.executor import Executor
 from asyncparl.runtime.figures import AsyncCallFigures, CallFigures, all_running, clock_ns, sum_up
 from asyncparl.runtime.in_place import served_link
@@ -223,7 +223,7 @@ class ActorHost:
 
     def _not_created(self, link: Link, call: Call, error: Exception) -> None:
         # Also where its output goes: perhaps nobody ever awaits a call of this actor.
-        traceback.print_exc()
+        sys.stderr.write(format_exception(error, traceback_of(error)))
         failure = pack_exception(error, note=self._note, skip_frames=1)
         link.answer_raised(call.call_id, *failure)
         if not self._num_restarts:
@@ -450,7 +450,7 @@ class ActorHost:
 
 def _num_own_frames(error: BaseException) -> int:
     """How many of the first entries of its traceback are of this file: the user's code comes after them."""
-    num, tb = 0, error.__traceback__
+    num, tb = 0, traceback_of(error)
     while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
         num, tb = num + 1, tb.tb_next
     return num

@@ -5,13 +5,13 @@ The program prints them as its own output.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable
 
 import trio
 
 from asyncparl.protocol.node_messages import ActorOutput
+from asyncparl.speaking import say
 
 TAIL_LINES = 30
 MAX_LINE_BYTES = 16 * 1024
@@ -70,16 +70,7 @@ class OutputReader:
 
 def print_output(name: str, output: ActorOutput) -> None:
     """In the program: with the name of the actor before each line."""
-    stream = sys.stderr if output.is_error else sys.stdout
-    if stream is None:
-        return  # a program without standard output
     lines = [f"[{name}] {line}\n" for line in output.lines]
     if output.num_dropped:
         lines.insert(0, f"[{name}] ({output.num_dropped} lines were dropped: they came too fast)\n")
-    encoding = stream.encoding or "utf-8"
-    try:
-        # What this terminal cannot show must not end the program.
-        stream.write("".join(lines).encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except (OSError, ValueError):
-        pass  # closed, or nobody reads it any more
+    say("".join(lines), is_error=output.is_error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from asyncparl.protocol.node_messages import ActorStarted, PlaceTaken, StartActo
 from asyncparl.protocol.tickets import SignedLease
 from asyncparl.runtime.master_link import MasterLink
 from asyncparl.runtime.node_link import NodeLink
+from asyncparl.speaking import say
 
 _EXPLAIN_AFTER_S = 3.0
 _REACH_LIMIT_S = 15.0
@@ -121,4 +121,4 @@ class PlaceSeeker:
             if reason in self._told:
                 return
             self._told.add(reason)
-        sys.stderr.write(f"asyncparl: {request.name} waits: {reason}\n")
+        say(f"asyncparl: {request.name} waits: {reason}\n")

@@ -107,6 +107,8 @@ def _start_process(setup: PrivateSetup) -> subprocess.Popen[bytes]:
         [sys.executable, "-P", zygote_start.__file__, setup.directory],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        # Without one of its own, its number could be that of anything.
+        stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
         # Ctrl-C at a terminal reaches its whole process group; the cluster is ended by us, in order.
         start_new_session=True,
         env={**without_secrets(os.environ), "PYTHONPATH": _python_path()},

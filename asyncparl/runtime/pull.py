@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator
@@ -31,6 +30,7 @@ from asyncparl.runtime.link import MAX_MESSAGE_BYTES, Link
 from asyncparl.runtime.options import check_concurrency
 from asyncparl.runtime.remote import Proxy
 from asyncparl.runtime.state import create_secrets, find_secret, remove_secrets
+from asyncparl.speaking import say
 from asyncparl.transport import Channel, Credentials, DialRefused, Visitor, check_process, dial, listen
 
 MAX_WAITING = 1000
@@ -267,7 +267,7 @@ async def _dial_patiently(offer: Any, address: str) -> Channel:
             raise
         except OSError as error:
             if trio.current_time() > say_at:
-                sys.stderr.write(f"asyncparl: waiting for a RemoteManager at {address}: {explain(error)}\n")
+                say(f"asyncparl: waiting for a RemoteManager at {address}: {explain(error)}\n")
                 say_at = float("inf")
             await trio.sleep(_PAUSE_S)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from asyncparl.runtime.master_link import MasterLink, MasterLost, watch
 from asyncparl.runtime.node_link import NodeLink
 from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.references import Reference, class_path_of
+from asyncparl.speaking import say
 
 _JOIN_THREAD_S = 5.0
 _MAX_DEATHS = 100
@@ -196,4 +196,4 @@ class _MethodThread(Executor):
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._thread.join, _JOIN_THREAD_S)
         if self._thread.is_alive():
-            sys.stderr.write(f"asyncparl: a method of an exposed object does not end: {self._thread.name}\n")
+            say(f"asyncparl: a method of an exposed object does not end: {self._thread.name}\n")

@@ -27,6 +27,7 @@ from asyncparl.protocol.master_messages import (
     FindNamed,
     JoinDriver,
     LeaveDriver,
+    NamedActor,
     NodeTicket,
     WithdrawActor,
 )
@@ -49,14 +50,17 @@ from asyncparl.runtime.place_seeker import PlaceSeeker
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.reach import Reach
 from asyncparl.runtime.references import Reference, class_path_of
-from asyncparl.runtime.stopping import DETACHED_LIMIT_S, SESSION_GRACE_S, SESSION_LIMIT_S
+from asyncparl.runtime.stopping import DETACHED_LIMIT_S, OUTPUT_GRACE_S, SESSION_GRACE_S, SESSION_LIMIT_S
 from asyncparl.runtime.supervisor import LoneSupervisor, Supervisor
 from asyncparl.runtime.versions import our_versions
 from asyncparl.runtime.ways import WayToNode
+from asyncparl.speaking import all_is_said, say
 from asyncparl.transport import Credentials, dial
 from asyncparl.transport.base import Channel
 
 _JOIN_LIMIT_S = 15.0
+_SILENT_AFTER_S = 8.0
+"""A master that is new waits for six seconds for its nodes before it says that there is no such actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +150,12 @@ class Session:
         for actor in self._own_to_the_end():
             if actor.node is not None:
                 await actor.wait_gone()
-        await self._let_detached_begin()
+        await self.let_detached_begin(DETACHED_LIMIT_S)
         await self._reach.close()
         self._master.tell(LeaveDriver())
+        with trio.move_on_after(OUTPUT_GRACE_S):  # the rest is printed until the program exits
+            while not all_is_said():  # noqa: ASYNC110 - it is threads that print
+                await trio.sleep(0.002)
 
     @property
     def _is_private(self) -> bool:
@@ -158,21 +165,29 @@ class Session:
     def _own_to_the_end(self) -> list[ActorHandle]:
         return [actor for actor in self._actors.values() if not actor.is_detached]
 
-    async def _let_detached_begin(self) -> None:
-        """They live on without us once they are made; what they are made from is still with us."""
-        if self._is_private:
-            return  # they end with the cluster
+    @property
+    def has_unmade(self) -> bool:
+        """Whether there is a detached actor that is to live on without us, and is not made yet. From any thread."""
+        # In a private cluster they end with that.
+        return not self._is_private and any(
+            actor.is_detached and actor.is_unmade for actor in list(self._actors.values())
+        )
+
+    async def let_detached_begin(self, limit_s: float) -> None:
+        """Detached actors live on without us once they are made; what they are made from is still with us."""
+        if not self.has_unmade:
+            return
         detached = [actor for actor in self._actors.values() if actor.is_detached]
-        with trio.move_on_after(DETACHED_LIMIT_S) as patience:
+        with trio.move_on_after(limit_s) as patience:
             for actor in detached:
                 with contextlib.suppress(Exception):  # raised where it is awaited, and shown where it is not
                     await actor.wait_created()
         if patience.cancelled_caught:
             for actor in detached:
                 if actor.is_unmade:
-                    late = f"{actor.name} is not made yet, {DETACHED_LIMIT_S:g} s after the end of its program"
+                    late = f"{actor.name} is not made yet, {limit_s:g} s after the end of who made it"
                     outcome = "it goes on alone" if actor.is_reached else "it is given up"
-                    sys.stderr.write(f"asyncparl: {late}: {outcome}\n")
+                    say(f"asyncparl: {late}: {outcome}\n")
 
     # --- for remote classes and actors ----------------------------------------------------------------------
 
@@ -203,10 +218,23 @@ class Session:
         if own is not None:  # of which the master may not have heard yet
             await trio.lowlevel.checkpoint()
             return own.reference()
-        found = await self._master.request(FindNamed(name))
+        found = await self._find_named(name)
         if found is None:
             raise LookupError(f"there is no actor named {name!r}")
         return Reference(found.actor_id, 0, found.name, found.class_path, call_timeout_s=found.call_timeout_s)
+
+    async def _find_named(self, name: str) -> NamedActor | None:
+        failure = found = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_silence, f"get_actor({name!r})")
+            try:
+                found = await self._master.request(FindNamed(name))
+            except AsyncparlError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return found
 
     def _create_actor(
         self,
@@ -388,6 +416,11 @@ class Session:
             await actor.run()
         finally:
             del self._actors[actor.actor_id]
+
+
+async def _tell_silence(what: str) -> None:
+    await trio.sleep(_SILENT_AFTER_S)
+    say(f"asyncparl: {what} waits: the master does not answer\n")
 
 
 @contextlib.asynccontextmanager

@@ -46,6 +46,8 @@ CLOSE_GRACE_S = 1.0
 SESSION_GRACE_S = 1.0
 SESSION_LIMIT_S = 10.0
 """For all of a session's actors; what is left then loses its owner."""
+OUTPUT_GRACE_S = 1.0
+"""For a reader of what actors have printed, before a `connect()` block ends without it."""
 DETACHED_LIMIT_S = 5.0
 """For the detached actors of a session that are not made yet: later nobody can make them."""
 LINK_LOST_GRACE_S = 0.5

@@ -40,12 +40,18 @@ from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.references import Reference
 from asyncparl.runtime.session import Identity, Session
-from asyncparl.runtime.stopping import OBJECT_LIMIT_S, TERMINATED
+from asyncparl.runtime.stopping import DETACHED_LIMIT_S, OBJECT_LIMIT_S, SESSION_GRACE_S, TERMINATED
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
+from asyncparl.speaking import finish
 from asyncparl.transport import Admission, Credentials, listen, open_admitted
 from asyncparl.transport.base import Channel
 from asyncparl.transport.forks import guard
+
+_TERMINATED_WAIT_S = 0.8 * SESSION_GRACE_S
+"""SIGKILL follows."""
+_OUTPUT_LIMIT_S = 0.5
+"""Its node reads all the time, unless it hangs."""
 
 
 def run_worker(fork: Fork, *, control_fd: int) -> int:
@@ -60,16 +66,17 @@ def run_worker(fork: Fork, *, control_fd: int) -> int:
         signal.signal(signal.SIGTERM, _end_already)
     except SystemExit:
         pass
+    finish(_OUTPUT_LIMIT_S)
     _flush_standard_streams()
     return exit_code
 
 
 def _work(fork: Fork, control_fd: int) -> int:
-    executor, last_answers = Executor(), LastAnswers()
+    executor, last_answers, last_actors = Executor(), LastAnswers(), _LastActors()
     try:
         with _telling_why_not(control_fd):
             _settle_in(fork)
-        arguments = (fork, control_fd, executor, last_answers, WorkerTeller(fork.name))
+        arguments = (fork, control_fd, executor, last_answers, last_actors, WorkerTeller(fork.name))
         threading.Thread(target=_run_loop, args=arguments, name="asyncparl-loop", daemon=True).start()
         executor.run()
         exit_code = 0
@@ -80,6 +87,7 @@ def _work(fork: Fork, control_fd: int) -> int:
         exit_code = 1
     if exit_code != TERMINATED:  # whoever sends SIGTERM waits for no answer
         last_answers.wait_taken()
+    last_actors.wait_made(_TERMINATED_WAIT_S if exit_code == TERMINATED else DETACHED_LIMIT_S)
     return exit_code
 
 
@@ -138,9 +146,16 @@ def _end_already(_number: int, _frame: FrameType | None) -> None:
     """Not SIG_IGN: programs that the actor starts meanwhile would inherit that."""
 
 
-def _run_loop(fork: Fork, control_fd: int, executor: Executor, last_answers: LastAnswers, teller: WorkerTeller) -> None:
+def _run_loop(
+    fork: Fork,
+    control_fd: int,
+    executor: Executor,
+    last_answers: LastAnswers,
+    last_actors: _LastActors,
+    teller: WorkerTeller,
+) -> None:
     try:
-        trio.run(_serve, fork, control_fd, executor, last_answers, teller)
+        trio.run(_serve, fork, control_fd, executor, last_answers, last_actors, teller)
     except BaseException:
         # Without its loop the actor can neither hear nor answer.
         traceback.print_exc()
@@ -149,7 +164,12 @@ def _run_loop(fork: Fork, control_fd: int, executor: Executor, last_answers: Las
 
 
 async def _serve(
-    fork: Fork, control_fd: int, executor: Executor, last_answers: LastAnswers, teller: WorkerTeller
+    fork: Fork,
+    control_fd: int,
+    executor: Executor,
+    last_answers: LastAnswers,
+    last_actors: _LastActors,
+    teller: WorkerTeller,
 ) -> None:
     control = socket.socket(fileno=control_fd)
     control.setblocking(False)
@@ -160,6 +180,7 @@ async def _serve(
         nursery.start_soon(teller.run)
         await trio.lowlevel.wait_readable(control)
         worker = _Worker(fork, decode_pass(control.recv(MAX_PACKET_BYTES)), executor, nursery, last_answers)
+        last_actors.of(worker)
         nursery.start_soon(_take_handed_over, control, worker)
         with process_session(worker.session):
             async for visitor in visitors(listener):  # callers on this machine dial our own socket file
@@ -209,13 +230,14 @@ class _Worker:
         self._objects.serve_actor(host)
         nursery.start_soon(self._end_without_object, host)
         self.figures = host.figures
-        self._session: Session | None = None
+        self.own_session: Session | None = None
+        """By which the actor's code has used others."""
 
     def session(self) -> Session | None:
         """By which the actor's code uses other actors; made when it is first wanted. From any thread."""
-        if self._session is None and self._pass.master_address:
+        if self.own_session is None and self._pass.master_address:
             self._loop.run(self._ensure_session)
-        return self._session
+        return self.own_session
 
     async def _end_without_object(self, host: ActorHost) -> None:
         """Callers would wait for ever."""
@@ -253,8 +275,8 @@ class _Worker:
             self._executor.stop()
 
     def _ensure_session(self) -> None:
-        if self._session is None:
-            self._session = self._open_session()
+        if self.own_session is None:
+            self.own_session = self._open_session()
 
     def _open_session(self) -> Session:
         fork, worker_pass = self._fork, self._pass
@@ -272,6 +294,32 @@ class _Worker:
         )
         session.start()
         return session
+
+
+class _LastActors:
+    """The detached actors that this one has made, and that are not made yet when its process is about to end."""
+
+    def __init__(self) -> None:
+        self._worker: _Worker | None = None
+
+    def of(self, worker: _Worker) -> None:
+        """Whose code makes them. In the event loop."""
+        self._worker, self._loop = worker, trio.lowlevel.current_trio_token()
+
+    def wait_made(self, limit_s: float) -> None:
+        """Until they live on without us. Not in the event loop."""
+        session = None if self._worker is None else self._worker.own_session
+        if session is None or not session.has_unmade:
+            return
+        done = threading.Event()
+
+        async def wait() -> None:
+            await session.let_detached_begin(limit_s)
+            done.set()
+
+        with contextlib.suppress(trio.RunFinishedError):
+            self._loop.run_sync_soon(session.start_soon, wait)
+            done.wait(limit_s + 0.1)  # also if the loop hangs
 
 
 class _Callee:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import sys
 
 from asyncparl.errors import ProtocolError
+from asyncparl.speaking import say
 from asyncparl.transport.arena import Arena
 from asyncparl.transport.mapping import Mapping, create_memory
 
@@ -49,4 +49,4 @@ def take_arena(memory_fd: int | None) -> Arena | None:
 
 @functools.cache
 def _tell(why: str) -> None:
-    sys.stderr.write(f"asyncparl: {why}. Large arrays go through sockets, which is slower.\n")
+    say(f"asyncparl: {why}. Large arrays go through sockets, which is slower.\n")
