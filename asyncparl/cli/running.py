@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 from typing import NoReturn
 
@@ -12,8 +11,6 @@ import click
 
 from asyncparl.machine import open_standard_streams
 
-UNREAD = 128 + signal.SIGPIPE
-"""The exit status if nobody reads what we print."""
 _OF_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
 
 
@@ -32,9 +29,8 @@ def run_command(command: click.Command, name: str | None = None) -> NoReturn:
             raise
         # Python's own flush at exit must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if fault.errno == errno.EPIPE:
-            sys.exit(UNREAD)
-        click.echo(f"error: standard output: {fault.strerror}", err=True)
+        if fault.errno != errno.EPIPE:  # that nobody reads it any more needs no words; so does click
+            click.echo(f"error: standard output: {fault.strerror}", err=True)
         sys.exit(1)
 
 

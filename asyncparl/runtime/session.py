@@ -183,9 +183,10 @@ class Session:
                 with contextlib.suppress(Exception):  # raised where it is awaited, and shown where it is not
                     await actor.wait_created()
         if patience.cancelled_caught:
+            maker = "its program" if self.own_reference is None else self._identity.name
             for actor in detached:
                 if actor.is_unmade:
-                    late = f"{actor.name} is not made yet, {limit_s:g} s after the end of who made it"
+                    late = f"{actor.name} is not made yet, {limit_s:g} s after the end of {maker}"
                     outcome = "it goes on alone" if actor.is_reached else "it is given up"
                     say(f"asyncparl: {late}: {outcome}\n")
 

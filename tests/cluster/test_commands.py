@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 import time
@@ -130,6 +132,35 @@ def test_a_command_that_runs_says_what_it_does_when_it_is_asked(tmp_path: Path) 
             assert f"  {task}\n" in text
         assert cluster.asyncparl("status").returncode == 0
         assert node.end() == master.end() == 0
+
+
+def test_a_full_disk_under_what_a_command_prints_is_named(cluster: Cluster) -> None:
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, "status", "--master", cluster.address]
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=cluster.environ(), timeout=60
+        )
+    assert_one_line(done.returncode, done.stderr, "standard output: No space left on device")
+
+
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_a_command_whose_output_nobody_reads_ends_without_a_word(command: str, cluster: Cluster) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        whole = [*COMMAND, command, "--master", cluster.address]
+        done = subprocess.run(
+            whole, check=False, stdout=unread, stderr=subprocess.PIPE, text=True, env=cluster.environ(), timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_master_without_standard_error_serves(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        shell = f"exec {shlex.join([*MASTER, '--listen', '127.0.0.1:0'])} 2>&-"
+        master = cluster.start(["/bin/sh", "-c", shell])
+        address = master.wait_line("asyncparl master is ready at ").split()[5].removesuffix(";")
+        assert cluster.run([*COMMAND, "status", "--master", address]).returncode == 0
 
 
 def test_a_command_that_does_not_exist_is_named(cluster: Cluster) -> None:

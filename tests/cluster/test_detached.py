@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import asyncparl
-from tests.cluster.clusters import Cluster, is_gone, skip_without_hosts, used_cpus, wait_used
+from tests.cluster.clusters import PYTHON, Cluster, is_gone, skip_without_hosts, used_cpus, wait_used
 from tests.cluster.processes import Driver, until
 from tests.hosts import Network
 from tests.runtime.actors import Echo
@@ -34,6 +34,51 @@ async def test_one_of_a_private_cluster_ends_with_the_cluster() -> None:
         assert await (await asyncparl.get_actor("store")).add(1) == 4
         pid = await actor.pid()
     assert not psutil.pid_exists(pid)
+
+
+MAKES_ONE = """
+import sys, trio, asyncparl
+
+@asyncparl.remote_class
+class Store:
+    def ok(self): return "there"
+
+@asyncparl.remote_class(num_cpus=0.5)
+class Maker:
+    def make(self):
+        self.store = Store.options(name="store", detached=True, num_cpus=0.5)()
+    def leave(self):
+        self.make()
+        sys.exit()
+
+async def main():
+    async with asyncparl.connect(sys.argv[1]):
+        if sys.argv[2] == "find":
+            print(await (await asyncparl.get_actor("store")).ok())
+            return
+        maker = Maker()
+        if sys.argv[2] == "leave":
+            try:
+                await maker.leave()
+            except asyncparl.ActorDied:
+                return
+        await maker.make()
+        if sys.argv[2] == "close":
+            await asyncparl.close(maker)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("end", ["session", "close", "leave"])
+def test_one_that_an_actor_makes_lives_on_although_its_maker_ends_at_once(
+    end: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(MAKES_ONE)
+    for what in (end, "find"):
+        done = cluster.run([*PYTHON, str(tmp_path / "program.py"), cluster.address, what])
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "there\n"
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGKILL])

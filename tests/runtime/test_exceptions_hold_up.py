@@ -82,6 +82,35 @@ class OfOddClass(Exception, metaclass=OddClass):
     pass
 
 
+class Secretive(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__module__", "__qualname__", "__name__"):
+            raise RuntimeError(f"no {name}")
+        return super().__getattribute__(name)
+
+
+class OfSecretiveClass(Exception, metaclass=Secretive):
+    pass
+
+
+class NoCause(Exception):
+    @property
+    def __cause__(self) -> None:  # type: ignore[override]
+        raise RuntimeError("no cause")
+
+
+class NoNotes(Exception):
+    @property
+    def __notes__(self) -> None:  # type: ignore[override]
+        raise RuntimeError("no notes")
+
+
+class NoNumber(OSError):
+    @property
+    def errno(self) -> None:  # type: ignore[override]
+        raise RuntimeError("no number")
+
+
 class LiesWhatItIs(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return int, ("5",)
@@ -175,7 +204,10 @@ WORDS: dict[str, tuple[Callable[[], Exception], str, str]] = {
     "own __new__": (lambda: OwnNew("first", "second"), "OwnNew", "first"),
     "frozen": (lambda: Frozen("text"), "Frozen", "text"),
     "frozen dataclass": (lambda: FrozenData(3), "FrozenData", "3"),
+    "no cause": (lambda: NoCause("text"), "NoCause", "text"),
+    "no notes": (lambda: NoNotes("text"), "NoNotes", "text"),
 }
+HOSTILE: dict[str, type[Exception]] = {"secretive class": OfSecretiveClass, "no number": NoNumber}
 # These end the process, as they end any program: (exit code, what it writes).
 ENDS: dict[str, tuple[Callable[[], BaseException], int, str]] = {
     "SystemExit": (lambda: SystemExit(7), 7, ""),
@@ -189,6 +221,8 @@ ENDS: dict[str, tuple[Callable[[], BaseException], int, str]] = {
 
 
 def make(name: str) -> BaseException:
+    if name in HOSTILE:
+        return HOSTILE[name]("text")
     return (SAME[name] if name in SAME else (WORDS.get(name) or ENDS[name])[0])()
 
 
@@ -310,6 +344,17 @@ async def test_of_an_exception_that_cannot_travel_there_are_words_and_the_actor_
             assert caught.value.type_name.endswith(type_name), name
             assert text in caught.value.text, name
             assert f"in {method}" in caught.value.traceback, name
+            assert await failing.ok() == "ok", name
+
+
+@every_method
+async def test_an_exception_whose_class_tells_nothing_of_itself_leaves_the_actor_alive(method: str) -> None:
+    async with asyncparl.connect():
+        failing = Failing()
+        for name, kind in HOSTILE.items():
+            with pytest.raises(Exception) as caught:  # noqa: PT011 - some have no name that could be told here
+                await result_of(getattr(failing, method)(name), method)
+            assert isinstance(caught.value, (kind, asyncparl.RemoteError)), name
             assert await failing.ok() == "ok", name
 
 

@@ -18,6 +18,7 @@ import pytest
 import trio
 
 import asyncparl
+from asyncparl.runtime import session
 from tests.runtime.actors import AsyncEcho, Echo, Recorder
 from tests.runtime.cluster_process import node_process
 
@@ -301,3 +302,19 @@ async def test_what_the_actors_of_a_killed_program_have_started_ends_with_it(pro
     program.kill()
     with trio.fail_after(10):
         await gone(pids)
+
+
+async def test_that_the_master_does_not_answer_is_said_to_who_looks_for_a_name(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_SILENT_AFTER_S", 0.5)
+    with trio.fail_after(LIMIT_S):
+        async with asyncparl.connect():
+            (node := node_process()).suspend()
+            with trio.move_on_after(1.5):
+                await asyncparl.get_actor("nobody")
+            node.resume()
+            monkeypatch.undo()
+            with pytest.raises(LookupError):
+                await asyncparl.get_actor("nobody")
+    assert capfd.readouterr().err == "asyncparl: get_actor('nobody') waits: the master does not answer\n"

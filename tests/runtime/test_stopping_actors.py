@@ -41,6 +41,22 @@ async def test_asking_lets_a_method_finish() -> None:
         assert await call is None
 
 
+@pytest.mark.parametrize("end", [asyncparl.close, asyncparl.kill])
+async def test_what_is_called_after_the_end_was_asked_for_never_runs(end: End, tmp_path: Path) -> None:
+    async with asyncparl.connect(), trio.open_nursery() as nursery:
+        actor = Stubborn()
+        await actor.pid()
+        call = actor.sleep(0.3, str(tmp_path / "before"))
+        nursery.start_soon(end, actor)
+        await trio.sleep(0.05)
+        for number in range(4):
+            with pytest.raises(asyncparl.ActorDied, match=r"it was (closed|killed by its owner); the call was never"):
+                await actor.sleep(0, str(tmp_path / f"after-{number}"))
+        if end is asyncparl.close:
+            assert await call is None
+            assert os.listdir(tmp_path) == ["before"]
+
+
 async def test_one_that_does_not_hear_because_a_method_runs_gets_sigterm(tmp_path: Path) -> None:
     """Which the method sees: its `finally` runs."""
     async with asyncparl.connect():
