@@ -111,9 +111,9 @@ def open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-    for name, fd in (("stdout", 1), ("stderr", 2)):
+    for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, "w", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def explain(error: BaseException, who: str = "this process") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from typing import NoReturn
@@ -11,12 +12,15 @@ import click
 
 from asyncparl.machine import open_standard_streams
 
-_OF_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
-
 
 def run_command(command: click.Command, name: str | None = None) -> NoReturn:
     """Run it with the arguments of this process. The exit status is 2 if they are wrong."""
     open_standard_streams()
+    output = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        output = sys.stdout = _Output(
+            sys.stdout.buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.line_buffering
+        )
     try:
         sys.exit(command.main(prog_name=name, standalone_mode=False))
     except click.ClickException as error:
@@ -24,19 +28,31 @@ def run_command(command: click.Command, name: str | None = None) -> NoReturn:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-    except (OSError, BaseExceptionGroup) as error:
-        if (fault := _output_fault(error)) is None:
+    except (OSError, BaseExceptionGroup):
+        if output is None or output.fault is None:
             raise
         # Python's own flush at exit must not fail on it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if fault.errno != errno.EPIPE:  # that nobody reads it any more needs no words; so does click
-            click.echo(f"error: standard output: {fault.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        if output.fault.errno != errno.EPIPE:  # that nobody reads it any more needs no words; so does click
+            click.echo(f"error: standard output: {output.fault.strerror}", err=True)
         sys.exit(1)
 
 
-def _output_fault(error: BaseException) -> OSError | None:
-    """What kept us from printing, if it is that and nothing else."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    is_of_output = isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None
-    return error if is_of_output else None  # type: ignore[return-value]
+class _Output(io.TextIOWrapper):
+    """Standard output that remembers what went wrong with it: the error itself does not say where it happened."""
+
+    fault: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.fault = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.fault = error
+            raise

@@ -203,6 +203,7 @@ def _log() -> Any:
 
     is_terminal = sys.stderr.isatty()
     return structlog.wrap_logger(
+        # One write for each line, unlike a PrintLogger.
         structlog.WriteLogger(cast(TextIO, ErrorStream())),
         processors=[
             structlog.processors.add_log_level,

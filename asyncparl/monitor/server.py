@@ -113,7 +113,7 @@ async def _guarded(run: Callable[[], Awaitable[None]]) -> None:
     try:
         await run()
     except Exception:
-        traceback.print_exc()
+        say(traceback.format_exc())
         _say("asyncparl monitor: it has failed; everything else goes on")
 
 

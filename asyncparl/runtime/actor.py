@@ -30,7 +30,7 @@ from asyncparl.protocol.values import NOTHING, Encoded
 from asyncparl.runtime.activity import WaitingCall, note_calling
 from asyncparl.runtime.call import Call, make_call
 from asyncparl.runtime.call_values import encode_argument
-from asyncparl.runtime.exceptions import text_of
+from asyncparl.runtime.exceptions import qualified_name, text_of
 from asyncparl.runtime.handle import LinkedHandle
 from asyncparl.runtime.incarnation import Incarnation, OwnerSession
 from asyncparl.runtime.link import LinkLost
@@ -272,7 +272,8 @@ class ActorHandle(LinkedHandle):
 
     def expect_end(self, reason: str, *, by_force: bool = False) -> None:
         """The coming end is wanted; say so to whoever still makes calls. By force: by whatever signal it takes."""
-        self._intended_end = self._intended_end or reason
+        with self._switching:
+            self._intended_end = self._intended_end or reason
         if self._pausing is not None:
             self._pausing.cancel()
         if by_force:
@@ -326,7 +327,7 @@ class ActorHandle(LinkedHandle):
             await self._creation
         except Exception as error:
             if process.num:
-                process.doom(f"its restart failed: {type(error).__name__}: {text_of(error)}")
+                process.doom(f"its restart failed: {qualified_name(type(error))}: {text_of(error)}")
                 await process.stop(0.0)
             else:
                 self._no_object = error

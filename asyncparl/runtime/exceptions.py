@@ -46,7 +46,7 @@ def describe_exception(error: BaseException, *, note: str, skip_frames: int = 0)
     formatted = format_exception(error, tb)
     if limit := out_of_files(error, "that process"):  # the caller cannot see it
         note = f"{note}\n{limit}"
-    return ErrorReport(_qualified_name(type(error)), text_of(error), _shortened(formatted), note)
+    return ErrorReport(qualified_name(type(error)), text_of(error), _shortened(formatted), note)
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
@@ -61,8 +61,8 @@ def format_exception(error: BaseException, tb: TracebackType | None) -> str:
         return "".join(traceback.format_exception(type(error), error, tb))
     except Exception as second:
         frames = "".join(traceback.format_tb(tb))
-        why = f"(the rest cannot be shown: that raised {_qualified_name(type(second))})"
-        return f"Traceback (most recent call last):\n{frames}{_qualified_name(type(error))}: {text_of(error)}\n{why}\n"
+        why = f"(the rest cannot be shown: that raised {qualified_name(type(second))})"
+        return f"Traceback (most recent call last):\n{frames}{qualified_name(type(error))}: {text_of(error)}\n{why}\n"
 
 
 def rebuild_exception(frame: Frame) -> BaseException:
@@ -138,8 +138,8 @@ def _rebuild_bare(kind: type[BaseException], args: tuple[Any, ...], attributes: 
     return error
 
 
-def _qualified_name(kind: type) -> str:
-    # Not by attributes of the class: its metaclass may have other ideas.
+def qualified_name(kind: type) -> str:
+    """With its module, whatever its metaclass says."""
     name: str = type.__dict__["__qualname__"].__get__(kind)
     module = type.__dict__["__module__"].__get__(kind)
     return name if module == "builtins" else f"{module}.{name}"
@@ -156,4 +156,4 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)[:_MAX_TEXT]
     except Exception as second:
-        return f"<str() of it raised {_qualified_name(type(second))}>"
+        return f"<str() of it raised {qualified_name(type(second))}>"

@@ -6,7 +6,6 @@ import atexit
 import concurrent.futures.thread  # noqa: F401  # see `_close_all`
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +16,7 @@ import trio
 
 from asyncparl.runtime.call import call_in_loop, check_thread
 from asyncparl.runtime.event_loop import EventLoop
+from asyncparl.speaking import say
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -96,7 +96,7 @@ class HeldBlock(Generic[T]):
     def _end_with_process(self) -> None:
         self._thread.join(_EXIT_LIMIT_S)
         if self._thread.is_alive():
-            sys.stderr.write(f"asyncparl: {self!r} does not end within {_EXIT_LIMIT_S:g} s\n")
+            say(f"asyncparl: {self!r} does not end within {_EXIT_LIMIT_S:g} s\n")
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

@@ -223,7 +223,8 @@ class ActorHost:
 
     def _not_created(self, link: Link, call: Call, error: Exception) -> None:
         # Also where its output goes: perhaps nobody ever awaits a call of this actor.
-        sys.stderr.write(format_exception(error, traceback_of(error)))
+        with contextlib.suppress(Exception):  # it may be closed
+            sys.stderr.write(format_exception(error, traceback_of(error)))
         failure = pack_exception(error, note=self._note, skip_frames=1)
         link.answer_raised(call.call_id, *failure)
         if not self._num_restarts:

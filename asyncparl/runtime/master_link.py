@@ -40,7 +40,7 @@ def no_master(address: str, error: OSError) -> ResourceError:
     """What is said where a master cannot be dialed."""
     by_system = error.errno is not None and error.errno > 0  # names that do not exist have numbers of their own
     why = out_of_files(error) or (os.strerror(error.errno or 0) if by_system else error.strerror or str(error))
-    if isinstance(error, (ConnectionAbortedError, TimeoutError)):
+    if isinstance(error, (ConnectionAbortedError, TimeoutError)) and error.strerror != os.strerror(error.errno or 0):
         why += "; perhaps what is there is no asyncparl master"
     return ResourceError(f"no master answers at {address.removeprefix('tcp://')}: {why}")
 

@@ -56,7 +56,8 @@ class NodeLink:
         self._job_wanted = trio.Event()
         self._reached = trio.Event()
         self._ready = trio.Event()
-        self._gone = trio.Event()
+        self._dialing: set[trio.CancelScope] = set()
+        """Attempts to reach a worker. A machine that has died does not even refuse: each would last to its limit."""
         self._failure: Exception | None = None
         self._why_lost = ""
         self.was_reached = True
@@ -120,17 +121,15 @@ class NodeLink:
         """
         if self.way.is_local and started is not None:
             return await dial(started.address, max_message_bytes=MAX_MESSAGE_BYTES, shared_bytes=SHARED_BYTES)
-        channel = failure = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._cancel_when_lost, nursery.cancel_scope)
+        with trio.CancelScope() as scope:
+            if self.is_lost:
+                scope.cancel()
+            self._dialing.add(scope)
             try:
-                channel = await self.way.dial(ACTOR_ROUTE + actor_id, encrypt=encrypt)
-            except (OSError, AsyncparlError) as error:
-                failure = error
-            nursery.cancel_scope.cancel()
-        if channel is None:
-            raise failure or OSError(f"{self.name} is gone: {self._why_lost}")
-        return channel
+                return await self.way.dial(ACTOR_ROUTE + actor_id, encrypt=encrypt)
+            finally:
+                self._dialing.discard(scope)
+        raise OSError(f"{self.name} is gone: {self._why_lost}")
 
     def close(self) -> None:
         """Leave the node: it ends what we still have there."""
@@ -149,13 +148,9 @@ class NodeLink:
         self._failure = self._failure or ResourceError(f"{self.name} is gone: {why}")
         self._reached.set()
         self._ready.set()
-        self._gone.set()
+        for scope in self._dialing:
+            scope.cancel()
         return why
-
-    async def _cancel_when_lost(self, dialing: trio.CancelScope) -> None:
-        # A machine that has died does not even refuse: the dial alone would last to its limit.
-        await self._gone.wait()
-        dialing.cancel()
 
     async def _open_job(self) -> None:
         await self._job_wanted.wait()

@@ -79,7 +79,7 @@ class PlaceSeeker:
     def give_back(self, actor_id: str) -> None:
         """Of an actor that may ask once more: what it was given and never took.
 
-        Nobody waits for a master here, who may be silent. One that is away forgets us, and that, by itself.
+        Nobody waits for a master here, who may be silent. One that does not hear it keeps the place for a minute.
         """
         self._master.tell(WithdrawActor(actor_id, is_over=False))
 

@@ -22,6 +22,7 @@ from asyncparl.protocol.messages import Call, CallKind
 from asyncparl.protocol.values import NOTHING
 from asyncparl.runtime.exceptions import describe_exception
 from asyncparl.runtime.link import Link
+from asyncparl.speaking import say
 from asyncparl.transport.base import Channel
 
 
@@ -119,7 +120,7 @@ class RequestServer:
             return await link.run()
         except Exception:
             # Whatever one peer made go wrong is no reason to fail the others.
-            traceback.print_exc()
+            say(traceback.format_exc())
             return "an error in serving it"
         finally:
             link.lose(lambda _: CallCancelled("the link was lost"))

@@ -225,17 +225,12 @@ class Session:
         return Reference(found.actor_id, 0, found.name, found.class_path, call_timeout_s=found.call_timeout_s)
 
     async def _find_named(self, name: str) -> NamedActor | None:
-        failure = found = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell_silence, f"get_actor({name!r})")
-            try:
-                found = await self._master.request(FindNamed(name))
-            except AsyncparlError as error:
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return found
+        telling = trio.CancelScope()
+        self.start_soon(_tell_silence, f"get_actor({name!r})", telling)
+        try:
+            return await self._master.request(FindNamed(name))  # type: ignore[no-any-return]
+        finally:
+            telling.cancel()
 
     def _create_actor(
         self,
@@ -419,9 +414,10 @@ class Session:
             del self._actors[actor.actor_id]
 
 
-async def _tell_silence(what: str) -> None:
-    await trio.sleep(_SILENT_AFTER_S)
-    say(f"asyncparl: {what} waits: the master does not answer\n")
+async def _tell_silence(what: str, scope: trio.CancelScope) -> None:
+    with scope:
+        await trio.sleep(_SILENT_AFTER_S)
+        say(f"asyncparl: {what} waits: the master does not answer\n")
 
 
 @contextlib.asynccontextmanager

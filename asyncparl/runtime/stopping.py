@@ -50,6 +50,12 @@ OUTPUT_GRACE_S = 1.0
 """For a reader of what actors have printed, before a `connect()` block ends without it."""
 DETACHED_LIMIT_S = 5.0
 """For the detached actors of a session that are not made yet: later nobody can make them."""
+UNMADE_LIMIT_S = 4.0
+"""For those of an actor that ends; less than it has for its exit."""
+TERMINATED_WAIT_S = 0.8 * SESSION_GRACE_S
+"""The same after SIGTERM: SIGKILL follows."""
+LAST_OUTPUT_LIMIT_S = 0.5
+"""For what an actor says at last. Its node reads all the time, unless it hangs."""
 LINK_LOST_GRACE_S = 0.5
 """Nobody waits for what the actor does."""
 DRAIN_GRACE_S = 2.0

@@ -99,6 +99,17 @@ class WayToNode:
     async def _dial(self, route: str, encrypt: bool) -> Channel:
         """By the way that is known; else by whichever answers first, the relay being asked a little later."""
         race = _Race(self._known_way())
+        try:
+            await self._run_race(race, route, encrypt)
+        except BaseException:
+            if race.channel is not None:  # given up in the moment of the answer
+                race.channel.close()
+            raise
+        if race.channel is None:
+            raise race.failure or OSError(f"{self._ticket.node.name} has no address that can be dialed")
+        return race.channel
+
+    async def _run_race(self, race: _Race, route: str, encrypt: bool) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._try_addresses, race, nursery.cancel_scope, route, encrypt)
             if self._credentials is not None:
@@ -111,9 +122,6 @@ class WayToNode:
                     await self._try_relay(race, route, encrypt)
                     if race.is_won():
                         nursery.cancel_scope.cancel()
-        if race.channel is None:
-            raise race.failure or OSError(f"{self._ticket.node.name} has no address that can be dialed")
-        return race.channel
 
     def _known_way(self) -> str | None:
         """One dial in a while does not know the relay. What goes through it by then stays there."""

@@ -40,7 +40,13 @@ from asyncparl.runtime.objects import Objects
 from asyncparl.runtime.program import Program
 from asyncparl.runtime.references import Reference
 from asyncparl.runtime.session import Identity, Session
-from asyncparl.runtime.stopping import DETACHED_LIMIT_S, OBJECT_LIMIT_S, SESSION_GRACE_S, TERMINATED
+from asyncparl.runtime.stopping import (
+    LAST_OUTPUT_LIMIT_S,
+    OBJECT_LIMIT_S,
+    TERMINATED,
+    TERMINATED_WAIT_S,
+    UNMADE_LIMIT_S,
+)
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
 from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
 from asyncparl.speaking import finish
@@ -48,17 +54,13 @@ from asyncparl.transport import Admission, Credentials, listen, open_admitted
 from asyncparl.transport.base import Channel
 from asyncparl.transport.forks import guard
 
-_TERMINATED_WAIT_S = 0.8 * SESSION_GRACE_S
-"""SIGKILL follows."""
-_OUTPUT_LIMIT_S = 0.5
-"""Its node reads all the time, unless it hangs."""
-
 
 def run_worker(fork: Fork, *, control_fd: int) -> int:
     """Be the worker, in a process of its own; the exit code."""
     # SIGTERM is an exception that may come at any moment, though only once: see `_terminate`.
+    last_actors = _LastActors()
     try:
-        exit_code = _work(fork, control_fd)
+        exit_code = _work(fork, control_fd, last_actors)
     except SystemExit as stop:
         exit_code = _exit_code(stop)
     try:
@@ -66,13 +68,14 @@ def run_worker(fork: Fork, *, control_fd: int) -> int:
         signal.signal(signal.SIGTERM, _end_already)
     except SystemExit:
         pass
-    finish(_OUTPUT_LIMIT_S)
     _flush_standard_streams()
+    last_actors.wait_made(TERMINATED_WAIT_S if exit_code == TERMINATED else UNMADE_LIMIT_S)
+    finish(LAST_OUTPUT_LIMIT_S)
     return exit_code
 
 
-def _work(fork: Fork, control_fd: int) -> int:
-    executor, last_answers, last_actors = Executor(), LastAnswers(), _LastActors()
+def _work(fork: Fork, control_fd: int, last_actors: _LastActors) -> int:
+    executor, last_answers = Executor(), LastAnswers()
     try:
         with _telling_why_not(control_fd):
             _settle_in(fork)
@@ -87,7 +90,6 @@ def _work(fork: Fork, control_fd: int) -> int:
         exit_code = 1
     if exit_code != TERMINATED:  # whoever sends SIGTERM waits for no answer
         last_answers.wait_taken()
-    last_actors.wait_made(_TERMINATED_WAIT_S if exit_code == TERMINATED else DETACHED_LIMIT_S)
     return exit_code
 
 
@@ -303,8 +305,8 @@ class _LastActors:
         self._worker: _Worker | None = None
 
     def of(self, worker: _Worker) -> None:
-        """Whose code makes them. In the event loop."""
-        self._worker, self._loop = worker, trio.lowlevel.current_trio_token()
+        """Whose code makes them."""
+        self._worker = worker
 
     def wait_made(self, limit_s: float) -> None:
         """Until they live on without us. Not in the event loop."""
@@ -317,9 +319,8 @@ class _LastActors:
             await session.let_detached_begin(limit_s)
             done.set()
 
-        with contextlib.suppress(trio.RunFinishedError):
-            self._loop.run_sync_soon(session.start_soon, wait)
-            done.wait(limit_s + 0.1)  # also if the loop hangs
+        session.start_soon(wait, otherwise=done.set)
+        done.wait(limit_s + 0.1)  # also if the loop hangs
 
 
 class _Callee:

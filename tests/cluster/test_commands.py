@@ -143,6 +143,25 @@ def test_a_full_disk_under_what_a_command_prints_is_named(cluster: Cluster) -> N
     assert_one_line(done.returncode, done.stderr, "standard output: No space left on device")
 
 
+def test_a_full_disk_elsewhere_is_not_that_under_what_a_command_prints() -> None:
+    program = """
+import click
+from asyncparl.cli.running import run_command
+
+@click.command()
+def command():
+    click.echo("begins")
+    with open("/dev/full", "w") as full:
+        full.write("text")
+
+run_command(command)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == "begins\n"
+    assert "Traceback" in done.stderr and "error: standard output" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["status", "top"])
 def test_a_command_whose_output_nobody_reads_ends_without_a_word(command: str, cluster: Cluster) -> None:
     reader, writer = os.pipe()

@@ -49,7 +49,7 @@ class FakePlaces:
             return None
         return ActorStarted("unix:///nowhere", 77)
 
-    async def give_back(self, actor_id: str) -> None:
+    def give_back(self, actor_id: str) -> None:
         self.given_back.append(actor_id)
 
 

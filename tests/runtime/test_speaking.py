@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import re
+import select
 import subprocess
 import sys
 import termios
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +23,7 @@ SPAM = """
     import os, sys, time, trio, asyncparl
     from asyncparl import speaking
 
-    speaking.finish.__defaults__ = (1.0,)
+    speaking.EXIT_LIMIT_S = 1.0
 
     @asyncparl.remote_class
     class Loud:
@@ -44,7 +48,8 @@ SPAM = """
 """
 
 
-def start(folder: Path, num: int, size: int, stdout: int) -> tuple[subprocess.Popen[bytes], float]:
+@contextlib.contextmanager
+def spamming(folder: Path, num: int, size: int, stdout: int) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     """The program, and how many seconds its block took to end once the actor had begun to print."""
     (folder / "spam.py").write_text(textwrap.dedent(SPAM))
     reader, writer = os.pipe()
@@ -56,36 +61,42 @@ def start(folder: Path, num: int, size: int, stdout: int) -> tuple[subprocess.Po
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     os.close(writer)
-    with os.fdopen(reader) as told:
-        return program, float(told.readline())
+    try:
+        with os.fdopen(reader) as told:
+            assert select.select([told], [], [], LIMIT_S)[0], "the program stands still"
+            yield program, float(told.readline())
+    finally:
+        program.kill()
+        program.communicate()
 
 
 def numbers(output: bytes) -> list[int]:
-    return [int(line.split()[1]) for line in output.decode().splitlines() if line.startswith("[Loud#1]")]
+    return [int(number) for number in re.findall(r"^\[Loud#1\] (\d+) x", output.decode(), re.MULTILINE)]
 
 
 def test_a_pipe_that_nobody_reads_yet_holds_up_no_call_and_loses_nothing(tmp_path: Path) -> None:
-    program, took_s = start(tmp_path, 300, 1000, subprocess.PIPE)
-    assert took_s < 8
-    output, _ = program.communicate(timeout=LIMIT_S)
-    assert numbers(output) == list(range(300))
-    assert program.returncode == 0
+    with spamming(tmp_path, 300, 1000, subprocess.PIPE) as (program, took_s):
+        assert took_s < 8
+        output, _ = program.communicate(timeout=LIMIT_S)
+        assert numbers(output) == list(range(300))
+        assert program.returncode == 0
 
 
 def test_of_more_than_fits_the_rest_is_dropped_and_counted(tmp_path: Path) -> None:
-    program, _ = start(tmp_path, 3000, 1000, subprocess.PIPE)
-    output, _ = program.communicate(timeout=LIMIT_S)
+    with spamming(tmp_path, 3000, 1000, subprocess.PIPE) as (program, _):
+        output, _ = program.communicate(timeout=LIMIT_S)
     seen = numbers(output)
+    dropped = re.findall(r"\b(\d+) lines were dropped", output.decode())
     assert 1000 < len(seen) < 3000
-    assert seen == list(range(len(seen)))
+    assert seen == sorted(set(seen))
+    assert len(seen) + sum(map(int, dropped)) == 3000
 
 
 def test_a_program_ends_although_nobody_ever_reads_what_its_actors_print(tmp_path: Path) -> None:
-    program, _ = start(tmp_path, 300, 1000, subprocess.PIPE)
-    began = time.monotonic()
-    assert program.wait(timeout=LIMIT_S) == 0
-    assert time.monotonic() - began < 10
-    program.communicate()
+    with spamming(tmp_path, 300, 1000, subprocess.PIPE) as (program, _):
+        began = time.monotonic()
+        assert program.wait(timeout=LIMIT_S) == 0
+        assert time.monotonic() - began < 10
 
 
 def test_a_terminal_that_stands_still_holds_up_no_call(tmp_path: Path) -> None:
@@ -93,9 +104,9 @@ def test_a_terminal_that_stands_still_holds_up_no_call(tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     try:
         termios.tcflow(terminal, termios.TCOOFF)
-        program, took_s = start(tmp_path, 50, 100, terminal)
-        assert took_s < 8
-        assert program.wait(timeout=LIMIT_S) == 0
+        with spamming(tmp_path, 50, 100, terminal) as (program, took_s):
+            assert took_s < 8
+            assert program.wait(timeout=LIMIT_S) == 0
     finally:
         os.close(master)
         os.close(terminal)
