@@ -68,6 +68,8 @@ class Worker:
     reported: trio.Event = field(default_factory=trio.Event)
     began_at: float = field(default_factory=trio.current_time)
     pid: int = 0
+    mark: str = ""
+    """What its descendants have in their environment, see `zygote.mark_of`."""
     was_signalled: bool = False
     """By us."""
     was_killed: bool = False

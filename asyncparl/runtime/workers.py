@@ -257,7 +257,8 @@ class WorkerPool:
         """Kill what has more memory than it may; until there is nobody left who has a limit."""
         while limited := [worker for worker in self._workers.values() if worker.spec.memory_bytes]:
             groups = {worker.pid: worker for worker in limited if worker.pid}
-            used = await trio.to_thread.run_sync(memory_of_groups, list(groups), abandon_on_cancel=True)
+            marks = {worker.mark: pid for pid, worker in groups.items()}
+            used = await trio.to_thread.run_sync(memory_of_groups, list(groups), marks, abandon_on_cancel=True)
             for pid, num_bytes in used.items():
                 worker = groups[pid]
                 limit = worker.spec.memory_bytes
@@ -275,8 +276,8 @@ class WorkerPool:
             if worker is None:
                 continue
             match message:
-                case zygote.Forked(_, pid):
-                    worker.pid = pid
+                case zygote.Forked(_, pid, mark):
+                    worker.pid, worker.mark = pid, mark
                     worker.forked.set()
                 case zygote.ForkFailed(_, reason):
                     self._ended(worker, failure=reason)

@@ -107,6 +107,8 @@ class Forked(msgspec.Struct, tag=True, frozen=True):
 
     actor_id: str
     pid: int
+    mark: str
+    """See `mark_of`."""
 
 
 class ForkFailed(msgspec.Struct, tag=True, frozen=True):
@@ -207,7 +209,7 @@ class _Zygote:
             self._tell(ForkFailed(fork.actor_id, f"a worker process cannot be started: {why}"))
             return
         self._workers[pid] = worker
-        self._tell(Forked(fork.actor_id, pid))
+        self._tell(Forked(fork.actor_id, pid, worker.mark))
 
     def _fork(self, fork: Fork, fds: list[int]) -> int:
         zygote_pid = os.getpid()
@@ -269,7 +271,7 @@ class _Zygote:
     def _end_strays(self) -> bool:
         """Kill what descends from workers that have ended; whether there was any."""
         living = {worker.mark for worker in self._workers.values()}
-        strays = [pid for pid in _children() - self._workers.keys() if _mark_of(pid) not in (None, *living)]
+        strays = [pid for pid in _children() - self._workers.keys() if mark_of(pid) not in (None, *living)]
         for pid in strays:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -309,7 +311,7 @@ def _children() -> set[int]:
         return set()
 
 
-def _mark_of(pid: int) -> str | None:
+def mark_of(pid: int) -> str | None:
     """From which worker it descends; None if it does not say."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as variables:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -203,6 +205,12 @@ class Hog:
             time.sleep(600)
             os._exit(0)
         return pid
+
+    def take_in_session(self, num_bytes: int, *, is_orphan: bool) -> None:
+        """In a process that has a session of its own, and perhaps no parent any more."""
+        program = f"import time; taken = bytearray(b'x' * {num_bytes}); time.sleep(600)"
+        command = f"exec {shlex.join([sys.executable, '-c', program])}"
+        subprocess.Popen(["setsid", "sh", "-c", f"({command}) & wait" if not is_orphan else f"({command}) &"])
 
     def sleep(self, seconds: float) -> str:
         time.sleep(seconds)

@@ -63,6 +63,16 @@ async def test_what_all_workers_share_does_not_count() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_orphan", [False, True])
+async def test_processes_in_sessions_of_their_own_count_too(is_orphan: bool) -> None:
+    async with asyncparl.connect():
+        hog = Hog()
+        await hog.take_in_session(128 * MIB, is_orphan=is_orphan)
+        with trio.fail_after(10), pytest.raises(asyncparl.ActorDied, match="its max_memory is 64 MiB"):
+            await hog.sleep(600)
+
+
+@pytest.mark.slow
 async def test_one_that_was_killed_for_its_memory_is_started_again() -> None:
     async with asyncparl.connect():
         hog = Hog.options(max_restarts=1)()
