@@ -364,9 +364,9 @@ class Users:
         """Have an actor give its own proxy."""
         if actor.is_exposed:
             return
-        number = self._number()
-        itself = await self.settle(self._made(number, "me", actor, actor.proxy.me(number), ()))
-        if itself is not None and itself != actor.proxy:
+        number, proxy = self._number(), actor.proxy  # which may be dropped meanwhile
+        itself = await self.settle(self._made(number, "me", actor, proxy.me(number), ()))
+        if itself is not None and itself != proxy:
             self.world.bug(f"{actor.name} says that it is {itself!r}")
 
     async def find(self, driver: Driver, a: int, b: int) -> None:
