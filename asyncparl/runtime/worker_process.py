@@ -97,7 +97,7 @@ class Worker:
         """What it says first: where it listens. Empty if it ended before."""
         while True:
             try:
-                packet = self.control.recv(zygote.MAX_PACKET_BYTES)
+                packet = self._receive()
             except BlockingIOError:
                 try:
                     await trio.lowlevel.wait_readable(self.control)
@@ -112,7 +112,13 @@ class Worker:
         """It has ended: if it has said that it cannot start, and nobody has read that yet, that is why."""
         if not self.is_listening:
             with contextlib.suppress(OSError):
-                self._heard_first(self.control.recv(zygote.MAX_PACKET_BYTES))
+                self._heard_first(self._receive())
+
+    def _receive(self) -> bytes:
+        try:
+            return self.control.recv(zygote.MAX_PACKET_BYTES)
+        except ConnectionResetError:  # it ended before it had read all that we said; what it said is still there
+            return self.control.recv(zygote.MAX_PACKET_BYTES)
 
     def _heard_first(self, packet: bytes) -> str:
         if packet.startswith(CANNOT_START):

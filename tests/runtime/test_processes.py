@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +19,8 @@ import trio
 
 import asyncparl
 from asyncparl.errors import CallFate
+from asyncparl.runtime.worker_pass import CANNOT_START
+from asyncparl.runtime.worker_process import Worker
 from tests.runtime.actors import AsyncEcho, Echo
 
 REPOSITORY = Path(__file__).parents[2]
@@ -426,3 +430,16 @@ async def test_a_death_by_a_real_time_signal_is_reported_like_any(capfd: pytest.
         with trio.fail_after(5), pytest.raises(asyncparl.ActorDied, match=f"killed by signal {signal.SIGRTMIN + 6}"):
             await echo.sleep(600)
         assert await other.add(1) == 1
+
+
+async def test_what_a_worker_said_is_heard_although_it_ended_without_having_read_what_it_was_told() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    missing: Any = None
+    worker = Worker(missing, missing, missing, ours, missing, missing)
+    with ours:
+        ours.send(b"a pass")
+        theirs.send(CANNOT_START + b"the disk is full")
+        theirs.close()
+        assert await worker.read_address() == ""
+    assert worker.failure == "it cannot start: the disk is full"
