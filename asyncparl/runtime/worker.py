@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -79,8 +79,8 @@ def _work(fork: Fork, control_fd: int, last_actors: _LastActors) -> int:
     try:
         with _telling_why_not(control_fd):
             _settle_in(fork)
-        arguments = (fork, control_fd, executor, last_answers, last_actors, WorkerTeller(fork.name))
-        threading.Thread(target=_run_loop, args=arguments, name="asyncparl-loop", daemon=True).start()
+        serve = partial(_serve, fork, control_fd, executor, last_answers, last_actors, WorkerTeller(fork.name))
+        threading.Thread(target=_run_loop, args=(serve,), name="asyncparl-loop", daemon=True).start()
         executor.run()
         exit_code = 0
     except SystemExit as stop:
@@ -148,16 +148,9 @@ def _end_already(_number: int, _frame: FrameType | None) -> None:
     """Not SIG_IGN: programs that the actor starts meanwhile would inherit that."""
 
 
-def _run_loop(
-    fork: Fork,
-    control_fd: int,
-    executor: Executor,
-    last_answers: LastAnswers,
-    last_actors: _LastActors,
-    teller: WorkerTeller,
-) -> None:
+def _run_loop(serve: Callable[[], Awaitable[None]]) -> None:
     try:
-        trio.run(_serve, fork, control_fd, executor, last_answers, last_actors, teller)
+        trio.run(serve)
     except BaseException:
         # Without its loop the actor can neither hear nor answer.
         traceback.print_exc()
