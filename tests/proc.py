@@ -55,6 +55,12 @@ def process_table(mark: bytes, foreign: set[int]) -> frozenset[Process]:
     return frozenset(ours.values())
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; its parent may not know of it yet."""
+    fields = _stat(pid)
+    return fields is None or fields[STATE] == "Z"
+
+
 def command_line(process: Process) -> str:
     """For people: pid, command, and whether it only has to be waited for."""
     fields = _stat(process.pid)

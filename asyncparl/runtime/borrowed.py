@@ -155,8 +155,8 @@ class BorrowedHandle(LinkedHandle):
             self._reported.set()
 
     def node_lost(self, why: str) -> None:
-        """Its node is gone, as far as we shall ever know."""
-        reason = f"its node is gone: {why}"
+        """We have lost its node. Whether it lives on there, its owner and the master may know."""
+        reason = f"the connection to its node was lost: {why}"
         self.exited(ActorExited(self._reference.process_id, reason, None, None, [], self._num_restarts))
         self._link.disconnect()
 

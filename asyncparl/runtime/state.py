@@ -114,8 +114,8 @@ def find_secret(
     path = _state_path(environ) / str(port) / _file_name(role)
     if not os.path.lexists(path):
         raise AuthenticationError(
-            f"no secret for a cluster at port {port}: `asyncparl start` starts one here; for one elsewhere copy "
-            f"{_for_people(path)} from its master's machine to the same place, or pass it with "
+            f"no secret for port {port}: `asyncparl start` makes one here, or the RemoteManager that is to listen "
+            f"there; for one elsewhere copy {_for_people(path)} from its machine to the same place, or pass it with "
             "--secret-file (in a program secret_file=)"
         )
     return _read_secret(path)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import psutil
 import pytest
 
 from asyncparl.protocol.cluster_view import ClusterView, NodeSummary
@@ -167,8 +166,3 @@ def used_cpus(view: ClusterView) -> dict[str, float]:
 def wait_used(driver: Driver, within_s: float = 0.5, **expected: float) -> None:
     """Until these CPUs are in use, by node. The master and the driver are told of an end at the same time."""
     until(lambda: used_cpus(driver.view()) == expected, within_s)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

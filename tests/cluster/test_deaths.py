@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from asyncparl.runtime.node_folder import LOCK
-from tests.cluster.clusters import Cluster, is_gone, node_of, skip_without_hosts, used_cpus, wait_used
+from tests.cluster.clusters import Cluster, node_of, skip_without_hosts, used_cpus, wait_used
 from tests.cluster.processes import Driver, until
 from tests.hosts import Host, Network
+from tests.proc import is_gone
 
 LOST_AFTER_S = 7.0
 

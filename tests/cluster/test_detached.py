@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 import asyncparl
-from tests.cluster.clusters import PYTHON, Cluster, is_gone, skip_without_hosts, used_cpus, wait_used
+from tests.cluster.clusters import PYTHON, Cluster, skip_without_hosts, used_cpus, wait_used
 from tests.cluster.processes import Driver, until
 from tests.hosts import Network
+from tests.proc import is_gone
 from tests.runtime.actors import Echo
 
 DETACHED = {"detached": True, "name": "store"}

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.cluster.clusters import Cluster, is_gone, node_of, used_cpus, wait_used
+from tests.cluster.clusters import Cluster, node_of, used_cpus, wait_used
 from tests.cluster.processes import Driver, Program, Reply, until
+from tests.proc import is_gone
 
 pytestmark = pytest.mark.slow
 

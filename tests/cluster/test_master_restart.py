@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.clusters import Cluster, is_gone, used_cpus, wait_used
+from tests.cluster.clusters import Cluster, used_cpus, wait_used
 from tests.cluster.processes import Driver, until
+from tests.proc import is_gone
 
 BACK_WITHIN_S = 5.0
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.clusters import Cluster, is_gone, skip_without_hosts, used_cpus
+from tests.cluster.clusters import Cluster, skip_without_hosts, used_cpus
 from tests.cluster.processes import Driver, Program, Reply, until
 from tests.hosts import Host, Network
+from tests.proc import is_gone
 
 # As many as TCP can cope with: with 0.3 it is silent for more than 5 s now and then.
 LOSS, DELAY_S = 0.1, 0.1
@@ -92,6 +93,23 @@ def test_actors_go_on_when_only_the_master_cannot_be_reached(site: Site) -> None
     assert used_cpus(observer.view())["node"] == 2
     driver.do("kill", "probe")
     assert stream.failure().text.startswith("Probe#1 died: it was killed by its owner")
+
+
+def test_an_actor_whose_node_somebody_cannot_reach_is_not_said_to_be_dead(site: Site) -> None:
+    owner, borrower = site.cluster.start_driver(site.master), site.cluster.start_driver(site.program)
+    owner.create("probe", labels={"cable": "good"}, name="shared", detached=True)
+    borrower.do("find", "probe", "shared")
+    assert borrower.do("call", "probe", "echo", 1) == 1
+    stream = borrower.start("stream", "probe", -1, 0.1)
+    borrower.do("wait_for", "probe", 1)
+    site.network.partition({site.node}, {site.program})
+    failure = stream.failure(within_s=7)
+    assert failure.type == "ActorDied"
+    assert "the connection to its node was lost: it has been silent for" in failure.text
+    assert owner.do("call", "probe", "echo", 2) == 2
+    site.network.heal()
+    assert borrower.do("call", "probe", "echo", 3) == 3
+    owner.do("kill", "probe")
 
 
 def test_the_actors_of_a_program_whose_machine_vanishes_end(site: Site) -> None:

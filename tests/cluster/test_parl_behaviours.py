@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.clusters import Cluster, is_gone, node_of, skip_without_hosts, used_cpus, wait_used
+from tests.cluster.clusters import Cluster, node_of, skip_without_hosts, used_cpus, wait_used
 from tests.cluster.processes import Driver, until
 from tests.hosts import Network
+from tests.proc import is_gone
 
 NUM_NODES = 10
 

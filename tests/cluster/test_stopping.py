@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.clusters import COMMAND, Cluster, is_gone, skip_without_hosts, used_cpus
+from tests.cluster.clusters import COMMAND, Cluster, skip_without_hosts, used_cpus
 from tests.hosts import Network
+from tests.proc import is_gone
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.clusters import Cluster, is_gone
+from tests.cluster.clusters import Cluster
 from tests.cluster.processes import until
+from tests.proc import is_gone
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60.0

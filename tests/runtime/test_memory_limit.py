@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import trio
 
@@ -21,6 +20,7 @@ from asyncparl.runtime.worker_pass import WorkerPass
 from asyncparl.runtime.worker_process import WorkerSpec
 from asyncparl.runtime.workers import WorkerPool
 from asyncparl.runtime.zygote_client import ZygoteKind
+from tests.proc import is_gone
 from tests.runtime.mortals import Hog
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ async def test_its_constructor_and_its_grandchildren_count_too() -> None:
             with trio.fail_after(10), pytest.raises(asyncparl.ActorDied, match="its max_memory is 64 MiB"):
                 await hog.sleep(600)
         with trio.fail_after(5):
-            while psutil.pid_exists(grandchild) and psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE:
+            while not is_gone(grandchild):
                 await trio.sleep(0.01)
 
 

@@ -15,6 +15,7 @@ import trio
 
 import asyncparl
 from asyncparl.errors import CallFate
+from tests.proc import is_gone
 from tests.runtime.actors import Broken
 from tests.runtime.mortals import Bereft, Friend, Mortal, SlowlyRestored
 
@@ -204,7 +205,7 @@ async def test_a_restart_that_takes_long_is_ended_too(end: Any, capfd: pytest.Ca
             waiting = actor.get()
             await end(actor)
         pid = int(output.rpartition("restart in ")[2].split()[0])
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert is_gone(pid)
         assert (await death_of(waiting)).fate is CallFate.NEVER_STARTED
 
 

@@ -192,9 +192,9 @@ def test_without_a_secret_the_error_says_where_to_get_it(tmp_path: Path, monkeyp
     with pytest.raises(AuthenticationError) as caught:
         find_secret("driver", 8010)
     assert str(caught.value) == (
-        "no secret for a cluster at port 8010: `asyncparl start` starts one here; for one elsewhere copy "
-        "~/.local/state/asyncparl/8010/driver-secret from its master's machine to the same place, or pass it with "
-        "--secret-file (in a program secret_file=)"
+        "no secret for port 8010: `asyncparl start` makes one here, or the RemoteManager that is to listen there; "
+        "for one elsewhere copy ~/.local/state/asyncparl/8010/driver-secret from its machine to the same place, or "
+        "pass it with --secret-file (in a program secret_file=)"
     )
     assert os.listdir(tmp_path) == []
 

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import asyncparl
+from tests.proc import is_gone
 from tests.runtime.mortals import Stubborn
 
 End = Callable[[asyncparl.Proxy], Awaitable[None]]
@@ -28,7 +29,7 @@ async def wait_gone(*pids: int, within_s: float = 5.0) -> float:
     """Until these processes have ended; how many seconds that took."""
     start = trio.current_time()
     with trio.fail_after(within_s):
-        while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        while not all(map(is_gone, pids)):
             await trio.sleep(0.01)
     return trio.current_time() - start
 
