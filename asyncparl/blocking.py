@@ -219,7 +219,7 @@ def get_actor(name: str) -> Proxy:
     Raises:
         LookupError: there is none of that name.
         NotConnectedError: nothing is connected.
-        TypeError: the name is no text.
+        TypeError, ValueError: no actor can have that name.
     """
     check_thread("get_actor()", "`await asyncparl.get_actor(...)`")
     check_name(name)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import platform
+import re
 import resource
 import socket
 import sys
@@ -21,12 +22,36 @@ _NVIDIA_DEVICES = "/dev"
 _ENOUGH_FILES = 1 << 16
 _MAX_FOLDER_BYTES = 60
 """The path of a socket file has at most 107; what comes below takes up to 40."""
+_NOT_UTF8 = re.compile(r"[\x10\ud800-\udfff]")
+_ESCAPED = re.compile(r"\x10([0-9a-f]{4})")
+"""The control character "data link escape": whoever does not know of this has a path that can be, and is not there."""
 
 
 def folder_for_sockets() -> str:
-    """Where folders with socket files go: the folder for temporary files, unless its path is too long for them."""
+    """Where folders with socket files go: the folder for temporary files, unless its path is too long for them.
+
+    Nor if it is not UTF-8: it becomes part of addresses.
+    """
     folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) <= _MAX_FOLDER_BYTES else "/tmp"
+    return folder if len(os.fsencode(folder)) <= _MAX_FOLDER_BYTES and folder == printable(folder) else "/tmp"
+
+
+def escape_text(text: str) -> str:
+    """A text of the system's, such as a path, as one that UTF-8 can express; `restore_text` is the way back.
+
+    Arguments and paths may be any bytes. Python has those that are no text as surrogates ("surrogateescape").
+    """
+    return _NOT_UTF8.sub(lambda found: f"\x10{ord(found[0]):04x}", text)
+
+
+def restore_text(text: str) -> str:
+    """What `escape_text` has made this of."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+def printable(text: str) -> str:
+    """A text of the system's for people: UTF-8 can express it."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def usable_cpus() -> int:

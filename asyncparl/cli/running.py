@@ -11,10 +11,14 @@ from typing import NoReturn
 import click
 
 from asyncparl.machine import open_standard_streams
+from asyncparl.runtime.dump_signal import tell_when_asked
 
 
 def run_command(command: click.Command, name: str | None = None) -> NoReturn:
-    """Run it with the arguments of this process. The exit status is 2 if they are wrong."""
+    """Run it with the arguments of this process. The exit status is 2 if they are wrong.
+
+    From now on the process says what it does when it is asked: what comes next may import for seconds.
+    """
     open_standard_streams()
     output = None
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -22,6 +26,7 @@ def run_command(command: click.Command, name: str | None = None) -> NoReturn:
             sys.stdout.buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.line_buffering
         )
     try:
+        _tell_when_asked()
         sys.exit(command.main(prog_name=name, standalone_mode=False))
     except click.ClickException as error:
         click.echo(f"error: {error.format_message()}", err=True)
@@ -36,6 +41,13 @@ def run_command(command: click.Command, name: str | None = None) -> NoReturn:
         if output.fault.errno != errno.EPIPE:  # that nobody reads it any more needs no words; so does click
             click.echo(f"error: standard output: {output.fault.strerror}", err=True)
         sys.exit(1)
+
+
+def _tell_when_asked() -> None:
+    try:
+        tell_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 class _Output(io.TextIOWrapper):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -220,12 +219,10 @@ def run_service(serve: Callable[..., Awaitable[None]]) -> None:
         click.ClickException: it could not start, or not go on; the message says why.
     """
     from asyncparl.machine import allow_many_files
-    from asyncparl.runtime.dump_signal import telling_when_asked
 
     allow_many_files()
     try:
-        with telling_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]])):
-            trio.run(_with_signals, serve)
+        trio.run(_with_signals, serve)
     except BaseExceptionGroup as group:
         raise click.ClickException(_in_one_line(_first_error(group))) from group
     except (AsyncparlError, OSError, ValueError) as error:

@@ -172,11 +172,13 @@ class Actors:
             return False
         return self.adopt(node, lease)
 
-    def lease_ended(self, node_id: str, actor_id: str, num_restarts: int = 0) -> None:
-        """The actor is over, or could not be started. Ignored if a later process, or another node, has its place."""
+    def lease_ended(self, node_id: str, actor_id: str, num_restarts: int = 0) -> bool:
+        """The actor is over, or could not be started. False if a later process, or another node, has its place."""
         held = self._leases.get(actor_id)
-        if held is not None and held.lease.node_id == node_id and held.lease.title.num_restarts == num_restarts:
-            self._free(actor_id)
+        if held is None or held.lease.node_id != node_id or held.lease.title.num_restarts != num_restarts:
+            return False
+        self._free(actor_id)
+        return True
 
     def adopt(self, node: Node, lease: Lease) -> bool:
         """Book an actor that the node runs, with a lease without fault; whether it may stay."""

@@ -122,6 +122,12 @@ class ClusterCore:
         self.actors.driver_left(driver_id)
         return DriverGone(driver_id, driver.name)
 
+    def actor_ended(self, node_id: str, actor_id: str, num_restarts: int = 0) -> DriverGone | None:
+        """A node says that a process of an actor has ended. As a driver it does not come back: what was its is free."""
+        if not self.actors.lease_ended(node_id, actor_id, num_restarts):
+            return None
+        return self.leave_driver(actor_id)
+
     # --- time
 
     def tick(self, now: float) -> list[Decision]:

@@ -11,6 +11,8 @@ import itertools
 import math
 from typing import Generic, TypeVar
 
+from asyncparl.protocol.numbers import check_digits
+
 T = TypeVar("T")
 
 _MIN_STALE = 64
@@ -27,6 +29,7 @@ def check_timeout(name: str, value: object) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds or None (no limit), not {value!r}")
+    check_digits(name, value)
     if not is_duration(value) or not value:
         raise ValueError(f"{name} must be more than 0 seconds, and finite; None is no limit: {value!r}")
     return float(value)

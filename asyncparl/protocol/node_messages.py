@@ -22,7 +22,10 @@ from asyncparl.protocol.tickets import SignedLease
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A driver's program, as its workers need to know it. With `code`, paths are relative to that package."""
+    """A driver's program, as its workers need to know it. With `code`, paths are relative to that package.
+
+    Paths and arguments are escaped (`machine.escape_text`), for they may be any bytes.
+    """
 
     sys_path: list[str]
     argv: list[str]

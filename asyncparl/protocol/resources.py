@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from asyncparl.protocol.numbers import check_digits
+
 ONE = 1000
 """Thousandths in one CPU or GPU."""
 UNLIMITED = 1 << 62
@@ -110,14 +112,15 @@ def parse_bytes(size: int | str) -> int:
     """
     if not isinstance(size, (int, str)) or isinstance(size, bool):
         raise TypeError(f"a size is a number of bytes or a text such as '512MiB', not {size!r}")
-    number = size
-    if isinstance(size, str):
+    if isinstance(size, int):
+        check_digits("a size", size)
+        number = size
+    else:
         unit = next((unit for unit in _UNITS if size.endswith(unit)), None)
         try:
             number = int(float(size.removesuffix(unit or "x")) * _UNITS[unit or ""])
         except (ValueError, OverflowError, KeyError):
             raise ValueError(f"{size!r} is not a size, such as 512MiB or 16GiB") from None
-    assert isinstance(number, int)
     if not 0 <= number <= MAX_BYTES:
         raise ValueError(f"{size!r} is not a size: it must be from 0 to {MAX_BYTES:,} bytes")
     return number
@@ -185,6 +188,7 @@ def lease_fault(lease: Lease, node_id: str, capacity: Capacity) -> str | None:
 
 
 def _check_amount(what: str, amount: float) -> None:
+    check_digits(what, amount)
     if not math.isfinite(amount):
         raise ValueError(f"{what} is {amount}: it must be a finite number")
     if amount < 0:

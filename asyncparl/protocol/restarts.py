@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
+from asyncparl.protocol.numbers import check_digits
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 
@@ -67,11 +69,15 @@ def check_restarts(max_restarts: int, window_s: float | None) -> None:
     """
     if not isinstance(max_restarts, int) or isinstance(max_restarts, bool):
         raise TypeError(f"max_restarts must be a whole number, not {max_restarts!r}")
+    check_digits("max_restarts", max_restarts)
     if max_restarts < 0:
         raise ValueError(f"max_restarts must be 0 or more, not {max_restarts}")
-    if window_s is not None and not isinstance(window_s, (int, float)):
+    if window_s is None:
+        return
+    if not isinstance(window_s, (int, float)):
         raise TypeError(f"restart_window_s must be a number of seconds, or None for ever, not {window_s!r}")
-    if window_s is not None and not window_s > 0:
+    check_digits("restart_window_s", window_s)
+    if not window_s > 0:
         raise ValueError(f"restart_window_s must be more than 0, or None for ever, not {window_s}")
 
 

@@ -12,6 +12,7 @@ from asyncparl.speaking import say
 from asyncparl.transport import Listener, Visitor
 
 _RETRY_S = 0.1
+_LOOK_INTERVAL_S = 1.0
 
 
 async def visitors(listener: Listener) -> AsyncIterator[Visitor]:
@@ -40,9 +41,21 @@ async def take_in_all(listener: Listener, take_in: Callable[[Visitor], None]) ->
 
     It may raise OSError: the visitor has gone already, or there is no descriptor for it, and it will dial again.
     """
-    async for visitor in visitors(listener):
-        with contextlib.suppress(OSError):
-            take_in(visitor)
+    async with trio.open_nursery() as nursery:
+        if listener.address.startswith("ipc:"):
+            nursery.start_soon(_stay_reachable, listener)
+        async for visitor in visitors(listener):
+            with contextlib.suppress(OSError):
+                take_in(visitor)
+        nursery.cancel_scope.cancel()
+
+
+async def _stay_reachable(listener: Listener) -> None:
+    """Also when something cleans up the folder for temporary files, where our socket file is."""
+    while True:
+        await trio.sleep(_LOOK_INTERVAL_S)
+        with contextlib.suppress(OSError, trio.ClosedResourceError):
+            listener.restore()
 
 
 def may_control(visitor: Visitor, name: str) -> bool:

@@ -66,6 +66,7 @@ class Cluster:
         report = msgspec.json.encode(values, enc_hook=float)
         if len(report) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(report):,} bytes; the limit is {MAX_REPORT_BYTES:,}")
+        self._session.loop.check_here("report(...)")
         self._session.loop.run(self._session.report, report)
 
     def __reduce__(self) -> NoReturn:

@@ -67,6 +67,7 @@ def current_session(what: str) -> Session:
 
     Raises:
         NotConnectedError: there is none; `what` says what needed it.
+        RuntimeError: it is that of another thread, and this one has an event loop of its own.
     """
     session = find_session()
     if session is None:
@@ -74,4 +75,5 @@ def current_session(what: str) -> Session:
             f"{what} needs a cluster: put it inside `async with asyncparl.connect():`, "
             "or where there is no `async`, `with asyncparl.blocking.connect():`"
         )
+    session.loop.check_here(what)
     return session

@@ -77,6 +77,15 @@ class EventLoop:
             )
         return NotConnectedError(f"{what}: the `connect()` block that this belongs to has ended")
 
+    def check_here(self, what: str) -> None:
+        """Raise RuntimeError in the thread of another Trio loop that runs, which must not wait for this one."""
+        if runs_trio() and not self.is_here and self.run_soon(_do_nothing):
+            raise RuntimeError(
+                f"{what} belongs to an event loop in another thread, and would stop the one in this thread: "
+                "use `async with asyncparl.connect():` here, or call it in a thread, "
+                "with `await trio.to_thread.run_sync(...)`"
+            )
+
     def is_that_of(self, other: EventLoop) -> bool:
         """Whether both are the same loop."""
         return self._token is other._token
@@ -100,12 +109,18 @@ class EventLoop:
 
         Raises:
             NotConnectedError: the loop has ended, or is that of another process.
+            RuntimeError: another one runs in this thread.
         """
         if self.is_elsewhere:
             raise self.why_over("what was asked for")
         if self.is_here:
             return function(*args)
+        self.check_here("what was asked for")
         try:
             return trio.from_thread.run_sync(function, *args, trio_token=self._token)
         except trio.RunFinishedError:
             raise self.why_over("what was asked for") from None
+
+
+def _do_nothing() -> None:
+    """In a loop: shows that it runs."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from asyncparl.errors import ProtocolError
+from asyncparl.machine import escape_text
 from asyncparl.protocol.node_messages import Job, PutCode
 from asyncparl.runtime.code.store import CodeStore, Incoming
 from asyncparl.runtime.zygote import WorkerSetup
@@ -57,7 +58,7 @@ class OpenedJob:
         if not job.code:
             return ZygoteKind(job.start_method, tuple(job.preload), tuple(job.sys_path))
         preload = own_preload if set(job.preload) <= set(own_preload) else tuple(job.preload)
-        return ZygoteKind(job.start_method, preload, tuple(filter(None, sys.path)))
+        return ZygoteKind(job.start_method, preload, tuple(own_sys_path()))
 
     async def setup(self) -> WorkerSetup:
         """What a worker is told.
@@ -66,15 +67,17 @@ class OpenedJob:
             OSError: its working folder cannot be made.
         """
         job = self._job
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)  # something may have cleaned up around us
         if not job.code:
             return WorkerSetup(self._directory, job.sys_path, job.argv, job.main_path, job.main_module, job.cwd)
         store = self._files()
         async with self._making_folder:
-            if self._folder is None:
+            if self._folder is None or not self._folder.is_dir():
                 self._folder = await trio.to_thread.run_sync(self._make_folder)
-        main_path = str(store.path(job.code) / job.main_path) if job.main_path else None
-        sys_path = [*store.roots(job.code), *filter(None, sys.path)]
-        return WorkerSetup(self._directory, sys_path, job.argv, main_path, job.main_module, str(self._folder))
+        main_path = escape_text(f"{store.path(job.code)}/") + job.main_path if job.main_path else None
+        sys_path = [*map(escape_text, store.roots(job.code)), *own_sys_path()]
+        cwd = escape_text(str(self._folder))
+        return WorkerSetup(self._directory, sys_path, job.argv, main_path, job.main_module, cwd)
 
     def _make_folder(self) -> Path:
         folder = Path(self._directory) / f"job-{os.urandom(4).hex()}"
@@ -103,3 +106,8 @@ class OpenedJob:
         if self._store is None:
             raise ProtocolError("this node takes no code: it belongs to a program on the same machine")
         return self._store
+
+
+def own_sys_path() -> list[str]:
+    """That of this node, escaped: what its workers get beside the code of their program."""
+    return [escape_text(entry) for entry in sys.path if entry]

@@ -41,6 +41,7 @@ class LogStore:
             OSError: the file cannot be made.
         """
         path = self._directory / f"{actor_id}.log"
+        self._directory.mkdir(mode=0o700, exist_ok=True)  # something may have cleaned up around us
         path.touch()
         self._logs[actor_id] = _Log(actor_id, name, path, trio.Event(), public_name)
         self._forget_oldest()

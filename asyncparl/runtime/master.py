@@ -174,10 +174,8 @@ class Master:
                     self._tell_node_left()
                 case DemandRefused(actor_id=actor_id, reason=reason):
                     self._places.refuse(actor_id, reason)
-                case DriverGone(driver_id=driver_id, name=name):
-                    self._tokens.pop(driver_id, None)
-                    self._reports.gone(driver_id)
-                    self._log.info("program gone", program=name)
+                case DriverGone():
+                    self._forget_driver(decision)
         self._places.hand_out()
 
     # --- what is asked --------------------------------------------------------------------------------------
@@ -204,7 +202,7 @@ class Master:
                 if not self._core.actors.lease_started(member.node_id, lease.actor_id, lease):
                     member.orders.send(_end_process(lease))
             case LeaseEnded(actor_id, num_restarts):
-                self._core.actors.lease_ended(member.node_id, actor_id, num_restarts)
+                self._forget_driver(self._core.actor_ended(member.node_id, actor_id, num_restarts))
             case LeaveNode(is_over=False):
                 self._core.drain_node(member.node_id)
             case LeaveNode():
@@ -301,10 +299,7 @@ class Master:
             case PutReport(report):
                 self._reports.put(member.driver_id, member.name, report)
             case LeaveDriver():
-                self._core.leave_driver(member.driver_id)
-                self._reports.gone(member.driver_id)
-                self._log.info("program gone", program=member.name)
-                self._forget_driver(member)
+                self._forget_driver(self._core.leave_driver(member.driver_id))
                 self._places.hand_out()
         return None
 
@@ -334,10 +329,14 @@ class Master:
     def _watch(self, member: _Member, _request: WatchMaster) -> EventStream:
         return member.orders
 
-    def _forget_driver(self, member: _Member) -> None:
-        self._drivers.pop(member.driver_id, None)
-        self._tokens.pop(member.driver_id, None)
-        member.driver_id = ""
+    def _forget_driver(self, gone: DriverGone | None) -> None:
+        if gone is None:
+            return
+        self._tokens.pop(gone.driver_id, None)
+        self._reports.gone(gone.driver_id)
+        self._log.info("program gone", program=gone.name)
+        if (member := self._drivers.pop(gone.driver_id, None)) is not None:
+            member.driver_id = ""
 
     def _open_relay(self, node_id: str, *, may_stall: bool) -> RelayOpened:
         node = self._nodes.get(node_id)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from asyncparl.protocol.deadlines import check_timeout
+from asyncparl.protocol.numbers import check_digits
 from asyncparl.protocol.resources import Demand, check_demand, parse_bytes
 from asyncparl.protocol.restarts import check_restarts
 
@@ -23,7 +25,7 @@ class ActorOptions:
     max_concurrency: int = 1
     labels: Mapping[str, str] = field(default_factory=dict)
     placement: Literal["pack", "spread"] = "pack"
-    name: str = ""
+    name: str | None = None
     detached: bool = False
     call_timeout_s: float | None = None
 
@@ -35,10 +37,12 @@ class ActorOptions:
         if self.placement not in ("pack", "spread"):
             raise ValueError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
         check_restarts(self.max_restarts, self.restart_window_s)
-        check_timeout("call_timeout_s", self.call_timeout_s)
+        # As a float: the wire has no integers of more than 64 bits.
+        object.__setattr__(self, "call_timeout_s", check_timeout("call_timeout_s", self.call_timeout_s))
         check_concurrency(self.max_concurrency)
-        check_name(self.name)
-        if self.detached and not self.name:
+        if self.name is not None:
+            check_name(self.name)
+        if self.detached and self.name is None:
             raise ValueError("detached needs a name too, by which others find the actor")
         if self.detached and self.max_restarts:
             raise ValueError("detached and max_restarts exclude each other: nobody may be there to restart the actor")
@@ -68,6 +72,8 @@ class ActorOptions:
 
 OPTION_NAMES = tuple(ActorOptions.__dataclass_fields__)
 _MAX_NAME_BYTES = 200
+_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029]")
+"""What would do something to the terminals and lists that names are shown in, such as ending a line."""
 _TYPES: dict[str, tuple[Any, str]] = {
     "num_cpus": ((int, float), "a number"),
     "num_gpus": ((int, float), "a number"),
@@ -82,6 +88,7 @@ def check_concurrency(max_concurrency: object) -> None:
     """Raise TypeError or ValueError if so many methods cannot run at a time."""
     if not isinstance(max_concurrency, int) or isinstance(max_concurrency, bool):
         raise TypeError(f"max_concurrency must be a whole number, not {max_concurrency!r}")
+    check_digits("max_concurrency", max_concurrency)
     if max_concurrency < 1:
         raise ValueError(f"max_concurrency must be 1 or more, not {max_concurrency}")
 
@@ -90,6 +97,10 @@ def check_name(name: object) -> None:
     """Raise TypeError or ValueError if that cannot be the name of an actor."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, not {name!r}")
+    if not name:
+        raise ValueError("name must not be empty")
+    if _CONTROL.search(name):
+        raise ValueError(f"name must have no control characters: {name!r}")
     if len(_utf8("name", name)) > _MAX_NAME_BYTES:
         raise ValueError(f"name must have at most {_MAX_NAME_BYTES} bytes: {name!r}")
 

@@ -29,6 +29,7 @@ from asyncparl.errors import CallCancelled, CallTimedOut, SerializationError
 from asyncparl.protocol.calls import CallerState
 from asyncparl.protocol.frames import Frame
 from asyncparl.protocol.messages import Raised, Returned, TimedOut
+from asyncparl.protocol.numbers import check_digits
 from asyncparl.protocol.values import decode_value
 from asyncparl.runtime.activity import WaitingCall
 from asyncparl.runtime.event_loop import EventLoop
@@ -394,12 +395,13 @@ def deadline_after(timeout: float | None) -> float | None:
 
     Raises:
         TypeError: that is no number.
-        ValueError: it is not a number (NaN).
+        ValueError: it is not a number (NaN), or one of too many digits.
     """
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds or None (no limit), not {timeout!r}")
+    check_digits("timeout", timeout)
     if math.isnan(timeout):
         raise ValueError("timeout must be a number of seconds or None (no limit), not NaN")
     return time.monotonic() + timeout

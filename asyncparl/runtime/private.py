@@ -19,6 +19,8 @@ import trio
 from asyncparl.errors import ResourceError
 from asyncparl.machine import explain, folder_for_sockets
 from asyncparl.protocol.node_messages import Job
+from asyncparl.protocol.numbers import check_digits
+from asyncparl.protocol.resources import Capacity, check_capacity
 from asyncparl.runtime import zygote_start
 from asyncparl.runtime.state import without_secrets
 from asyncparl.transport.forks import guard
@@ -51,8 +53,11 @@ class PrivateCluster:
             ResourceError: there is no room for its folder, or no process to be had.
             ValueError: `cpus` is no number of CPUs.
         """
-        if cpus is not None and not (math.isfinite(cpus) and cpus > 0):
-            raise ValueError(f"cpus must be more than 0, not {cpus}")
+        if cpus is not None:
+            check_digits("cpus", cpus)
+            if not 0 < cpus < math.inf:
+                raise ValueError(f"cpus must be more than 0, not {cpus}")
+            check_capacity(Capacity(cpus))
         directory = ""
         try:
             directory = tempfile.mkdtemp(

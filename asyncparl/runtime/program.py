@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import trio
 
 from asyncparl.errors import ResourceError
+from asyncparl.machine import escape_text
 from asyncparl.protocol.link import DEFAULT_MAX_VALUE_BYTES
 from asyncparl.protocol.node_messages import Job
 from asyncparl.runtime.code.pack import Package, check_files, pack
@@ -79,13 +80,13 @@ class Program:
         if self._job is not None:
             return self._job
         return Job(
-            sys_path=[os.path.abspath(entry) for entry in sys.path],
-            argv=sys.argv,
-            main_path=self._main_path,
-            main_module=self._main_module,
+            sys_path=[escape_text(os.path.abspath(entry)) for entry in sys.path],
+            argv=[escape_text(argument) for argument in sys.argv],
+            main_path=self._main_path and escape_text(self._main_path),
+            main_module=self._main_module and escape_text(self._main_module),
             preload=self._preload,
             start_method=self._start_method,
-            cwd=self._cwd,
+            cwd=escape_text(self._cwd),
             encrypt=self._encrypt,
             max_value_bytes=self.max_value_bytes,
         )
@@ -101,9 +102,9 @@ class Program:
                 self._package = await trio.to_thread.run_sync(self._pack)
         job = Job(
             sys_path=[],
-            argv=sys.argv,
-            main_path=self._package.main,
-            main_module=self._main_module,
+            argv=[escape_text(argument) for argument in sys.argv],
+            main_path=self._package.main and escape_text(self._package.main),
+            main_module=self._main_module and escape_text(self._main_module),
             preload=self._preload,
             start_method=self._start_method,
             code=self._package.digest,

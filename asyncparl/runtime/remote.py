@@ -178,7 +178,7 @@ async def get_actor(name: str) -> Proxy:
     Raises:
         LookupError: there is none of that name.
         NotConnectedError: no `asyncparl.connect()` block is open.
-        TypeError: the name is no text.
+        TypeError, ValueError: no actor can have that name.
     """
     check_name(name)
     session = current_session(f"get_actor({name!r})")
@@ -247,7 +247,9 @@ async def close(actor: Proxy) -> None:
     Raises:
         TypeError: that is no actor.
     """
-    await _handle_of(actor).close()
+    handle = _handle_of(actor)
+    handle.loop.check_here(f"close({actor!r})")
+    await handle.close()
 
 
 async def kill(actor: Proxy) -> None:
@@ -258,7 +260,9 @@ async def kill(actor: Proxy) -> None:
     Raises:
         TypeError: that is no actor.
     """
-    await _handle_of(actor).kill()
+    handle = _handle_of(actor)
+    handle.loop.check_here(f"kill({actor!r})")
+    await handle.kill()
 
 
 def wait_for(actor: Proxy, function: Callable[[], Awaitable[None]]) -> None:

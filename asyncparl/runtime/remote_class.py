@@ -65,6 +65,17 @@ class RemoteClass(Generic[P, T]):
         """
         return RemoteClass(self._plain, checked_options(self._options, options))
 
+    def __getitem__(self, parameters: Any) -> RemoteClass[P, T]:
+        """`Buffer[int]` of a generic class: for type checkers; it makes the same actors.
+
+        Raises:
+            TypeError: that of the plain class, if it is not generic.
+        """
+        found: Any = self._plain[parameters]  # type: ignore[index]  # says who may
+        return self if getattr(found, "__origin__", None) is self._plain else found
+
+    __iter__ = None  # with `__getitem__` alone it would be a sequence
+
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             return self._findable()
@@ -118,7 +129,7 @@ def remote_class(
     max_concurrency: int = 1,
     labels: Mapping[str, str] = ...,
     placement: Literal["pack", "spread"] = "pack",
-    name: str = "",
+    name: str | None = None,
     detached: bool = False,
     call_timeout_s: float | None = None,
 ) -> Callable[[Callable[P, T]], RemoteClass[P, T]]: ...
@@ -139,7 +150,8 @@ def remote_class(cls: Any = None, /, **options: Any) -> Any:
             at a time, in order, in one thread.
         labels: what its node must have.
         placement: "pack" fills the nodes of a cluster one after another, "spread" takes the emptiest.
-        name: by which `get_actor` finds it. Unique in the program; that of a detached actor in the cluster.
+        name: by which `get_actor` finds it: 1 to 200 bytes without control characters. Unique in the program; that of
+            a detached actor in the cluster.
         detached: it does not end with its owner, but when it is closed or killed, or with the cluster.
         call_timeout_s: how many seconds each call of it may take, whoever makes it, unless the call says so itself with
             `actor.method.options(timeout_s=...)`: see there.

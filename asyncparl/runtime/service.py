@@ -10,7 +10,6 @@ import contextlib
 import errno
 import importlib
 import socket
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from asyncparl.protocol.control import MAX_CONTROL_BYTES
 from asyncparl.protocol.parties import NodeInfo
 from asyncparl.protocol.resources import Capacity, check_capacity
 from asyncparl.runtime.code.store import CodeStore
+from asyncparl.runtime.jobs import own_sys_path
 from asyncparl.runtime.link import MAX_MESSAGE_BYTES
 from asyncparl.runtime.log import Log, Silence
 from asyncparl.runtime.logs import LogStore
@@ -157,7 +157,7 @@ async def serve_node(
         async with trio.open_nursery() as nursery:
             pool = WorkerPool(nursery, directory)
             try:
-                pool.warm(ZygoteKind("fork", preload, tuple(filter(None, sys.path))))
+                pool.warm(ZygoteKind("fork", preload, tuple(own_sys_path())))
                 nursery.start_soon(pool.run)
                 nodes.append(Node(config, pool, partial(_dial_master, master, credentials), nursery))
                 run = partial(nodes[0].run, [remote, local], join_within_s=join_within_s)

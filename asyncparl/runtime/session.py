@@ -19,6 +19,7 @@ import trio
 
 from asyncparl.errors import AsyncparlError, NotConnectedError, ResourceError
 from asyncparl.ids import new_actor_id, new_driver_id, new_token
+from asyncparl.machine import printable
 from asyncparl.protocol.cluster_view import ClusterView
 from asyncparl.protocol.figures import PutReport
 from asyncparl.protocol.master_messages import (
@@ -249,7 +250,7 @@ class Session:
         title = ActorTitle(
             program_id=self._identity.program_id,
             class_path=class_path_of(plain_class),
-            public_name=options.name,
+            public_name=options.name or "",
             is_detached=options.detached,
             may_restart=supervisor is not None,
             call_timeout_s=options.call_timeout_s,
@@ -446,4 +447,4 @@ async def open_session(
 
 def program_name() -> str:
     """What this program is for people: its script."""
-    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
+    return printable(os.path.basename(sys.argv[0])) if sys.argv and sys.argv[0] not in ("", "-c") else "python"

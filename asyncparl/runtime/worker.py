@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ActorDied
-from asyncparl.machine import explain
+from asyncparl.machine import explain, restore_text
 from asyncparl.protocol.events import CallArrived
 from asyncparl.protocol.link import LinkCore
 from asyncparl.protocol.messages import CallKind
@@ -48,7 +48,7 @@ from asyncparl.runtime.stopping import (
     UNMADE_LIMIT_S,
 )
 from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, decode_pass
-from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, die_with_parent
+from asyncparl.runtime.zygote import MAX_PACKET_BYTES, Fork, WorkerSetup, die_with_parent
 from asyncparl.speaking import finish
 from asyncparl.transport import Admission, Credentials, listen, open_admitted
 from asyncparl.transport.base import Channel
@@ -57,6 +57,7 @@ from asyncparl.transport.forks import guard
 
 def run_worker(fork: Fork, *, control_fd: int) -> int:
     """Be the worker, in a process of its own; the exit code."""
+    fork = msgspec.structs.replace(fork, setup=_restored(fork.setup))
     # SIGTERM is an exception that may come at any moment, though only once: see `_terminate`.
     last_actors = _LastActors()
     try:
@@ -101,6 +102,18 @@ def _telling_why_not(control_fd: int) -> Iterator[None]:
     except OSError as error:
         os.write(control_fd, CANNOT_START + explain(error, "its process").encode(errors="backslashreplace"))
         raise
+
+
+def _restored(setup: WorkerSetup) -> WorkerSetup:
+    """With the program's texts as they were there: see `Job`."""
+    return msgspec.structs.replace(
+        setup,
+        sys_path=[restore_text(entry) for entry in setup.sys_path],
+        argv=[restore_text(argument) for argument in setup.argv],
+        main_path=setup.main_path and restore_text(setup.main_path),
+        main_module=setup.main_module and restore_text(setup.main_module),
+        cwd=restore_text(setup.cwd),
+    )
 
 
 def _settle_in(fork: Fork) -> None:

@@ -10,7 +10,8 @@ go on then. When it dies itself, the kernel kills the workers (PDEATHSIG).
 
 What a worker has started ends with it: its process group is killed, and so are those who left that for a session of
 their own (browsers, game servers), which the zygote inherits, and knows by a variable of their environment. It does not
-know those that were given an environment of their own, nor forks that left the group and never called exec.
+know those that were given an environment of their own, nor forks that left the group and never called exec. The
+resource trackers of multiprocessing get a moment first: they remove shared memory and semaphores.
 
 Messages are packets on a Unix socket, msgpack structs of this file; a `Fork` carries three descriptors: standard
 output, standard error, and the worker's own socket to the node. Where there is no fork, workers are started as fresh
@@ -37,7 +38,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from asyncparl.machine import allow_many_files, explain
+from asyncparl.machine import allow_many_files, explain, restore_text
 from asyncparl.runtime.node_folder import sweep
 from asyncparl.runtime.signals import ignore_dump_signal
 
@@ -50,6 +51,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MARK = "ASYNCPARL_PROCESS"
 """The variable that says from which worker a process descends."""
 _STRAYS_LIMIT_S = 1.0
+_TRACKERS_LIMIT_S = 2.0
+_TRACKERS_LOOK_S = 0.2
 
 _NODE_ENDS_WITHIN_S = 2.0
 """The kernel closes the files of a killed process one after the other: our socket perhaps before the lock."""
@@ -140,6 +143,14 @@ class _Worker(NamedTuple):
     """In its environment, and in that of its descendants."""
 
 
+class _Ending(NamedTuple):
+    """A worker that has ended, while its trackers remove what it has left in /dev/shm."""
+
+    report: Exited
+    trackers: set[int]
+    give_up_at: float
+
+
 class _Zygote:
     def __init__(self, setup: ZygoteSetup) -> None:
         self._setup = setup
@@ -148,6 +159,7 @@ class _Zygote:
         _inherit_orphans()
         self._control = socket.socket(fileno=setup.control_fd)
         self._workers: dict[int, _Worker] = {}
+        self._endings: list[_Ending] = []
         self._num_started = 0
         self._child_signal, wakeup = os.pipe()
         for fd in (self._child_signal, wakeup):
@@ -165,10 +177,11 @@ class _Zygote:
         for fd in (self._control.fileno(), self._child_signal):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(1000 * _TRACKERS_LOOK_S if self._endings else None)}
             if self._child_signal in ready:
                 os.read(self._child_signal, 4096)
                 self._reap()
+            self._look_after_trackers()
             if self._control.fileno() in ready and not self._handle_packet():
                 break
         self._kill_all()
@@ -193,7 +206,7 @@ class _Zygote:
         else:
             for pid, worker in self._workers.items():
                 if worker.actor_id == message.actor_id:
-                    _signal_group(pid, message.signal)
+                    _signal_worker(pid, message.signal)
         return True
 
     def _start(self, fork: Fork, fds: list[int]) -> None:
@@ -259,22 +272,36 @@ class _Zygote:
         while (ended := _ended_child()) is not None:
             worker = self._workers.pop(ended.si_pid, None)
             if worker is not None:  # otherwise an orphan, in whose group there may be others whose worker lives
-                # While the zombie holds its pid, the process group of that number can only be its own.
-                _signal_group(ended.si_pid, signal.SIGKILL)
-            os.waitpid(ended.si_pid, 0)
-            if worker is not None:
-                self._end_strays()
                 exited = ended.si_code == os.CLD_EXITED
-                self._tell(Exited(worker.actor_id, *((ended.si_status, None) if exited else (None, ended.si_status))))
+                report = Exited(worker.actor_id, *((ended.si_status, None) if exited else (None, ended.si_status)))
+                # While the zombie holds its pid, the process group of that number can only be its own.
+                trackers = _end_group(ended.si_pid, _children() - self._workers.keys())
+                self._endings.append(_Ending(report, trackers, time.monotonic() + _TRACKERS_LIMIT_S))
+            os.waitpid(ended.si_pid, 0)
+            for ending in self._endings:
+                ending.trackers.discard(ended.si_pid)
+            self._end_strays()
+            self._look_after_trackers()
         self._end_strays()  # also those whose parents were strays
+
+    def _look_after_trackers(self) -> None:
+        """Report the workers of whose processes nothing is left. Trackers that do not end are made to."""
+        for ending in self._endings:
+            if ending.trackers and time.monotonic() > ending.give_up_at:
+                for pid in filter(_is_tracker, ending.trackers):
+                    _kill(pid)
+                ending.trackers.clear()
+            if not ending.trackers:
+                self._tell(ending.report)
+        self._endings = [ending for ending in self._endings if ending.trackers]
 
     def _end_strays(self) -> bool:
         """Kill what descends from workers that have ended; whether there was any."""
         living = {worker.mark for worker in self._workers.values()}
-        strays = [pid for pid in _children() - self._workers.keys() if mark_of(pid) not in (None, *living)]
+        spared = self._workers.keys() | {tracker for ending in self._endings for tracker in ending.trackers}
+        strays = [pid for pid in _children() - spared if mark_of(pid) not in (None, *living)]
         for pid in strays:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         return bool(strays)
 
     def _tell(self, message: FromZygote) -> None:
@@ -285,11 +312,12 @@ class _Zygote:
 
     def _kill_all(self) -> None:
         for pid in self._workers:
-            _signal_group(pid, signal.SIGKILL)
+            _signal_worker(pid, signal.SIGKILL)
         give_up_at = time.monotonic() + _STRAYS_LIMIT_S
-        while time.monotonic() < give_up_at:
+        while time.monotonic() < give_up_at or self._endings:
             self._reap()
-            if not self._workers and not self._end_strays():
+            self._look_after_trackers()
+            if not self._workers and not self._endings and not self._end_strays():
                 break
             time.sleep(0.002)
 
@@ -327,16 +355,56 @@ def _inherit_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _signal_worker(pid: int, number: int) -> None:
+    """SIGKILL: only the worker, and the rest of its process group once it has ended; else the whole group at once."""
+    if number == signal.SIGKILL:
+        _kill(pid)
+    else:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # so young that it has no group of its own yet
+            os.killpg(pid, number)
+
+
+def _end_group(group: int, orphans: set[int]) -> set[int]:
+    """Kill what a worker that has ended leaves in its process group, but the trackers that tidy up after it: those."""
+    if not any(map(_is_tracker, orphans)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+        return set()
+    give_up_at = time.monotonic() + _STRAYS_LIMIT_S
+    while time.monotonic() < give_up_at:
+        members = _members(group)
+        trackers = {pid for pid in members if _is_tracker(pid)}
+        if members == trackers:
+            return trackers
+        for pid in members - trackers:
+            _kill(pid)
+    os.killpg(group, signal.SIGKILL)  # a fork bomb, or who waits for a broken disk
+    return set()
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether it is a resource tracker, of multiprocessing or of joblib. It ends by itself, without its worker."""
     try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        # Ended, or so young that it has no group of its own yet.
-        if number == signal.SIGKILL:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return b"resource_tracker import main" in words.read()
+    except OSError:
+        return False
+
+
+def _members(group: int) -> set[int]:
+    """The processes of a group that have not ended."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+            state, _, its_group = stat.read().rpartition(b")")[2].split()[:3]
+            if int(its_group) == group and state not in (b"Z", b"X"):
+                found.add(int(name))
+    return found
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -378,7 +446,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever our node's program has blocked: workers inherit it
     setup = msgspec.json.decode(sys.argv[1], type=ZygoteSetup)
     allow_many_files()  # as a node may, but that of a private cluster starts us first
-    sys.path[:] = setup.sys_path
+    sys.path[:] = [restore_text(entry) for entry in setup.sys_path]
     zygote = _Zygote(setup)
     if setup.start_method == "fork":
         _preload(setup.preload)

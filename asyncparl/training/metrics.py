@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from asyncparl.machine import printable
+
 WINDOW_S = 20.0
 NUM_EPISODES = 100
 
@@ -127,7 +129,7 @@ def monitor_values(report: Report, title: str, target_steps: int, run_dir: str) 
         "target_steps": target_steps,
         **report.row(),
         "losses": {name: float(value) for name, value in report.losses.items()},
-        "run_dir": run_dir,
+        "run_dir": printable(run_dir),
     }
 
 

@@ -260,6 +260,14 @@ class Listener(ABC):
         """
 
     @abstractmethod
+    def restore(self) -> None:
+        """If somebody has removed the file of an `ipc` address, even with its folder: listen there again.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Stop listening, and free the address. Never blocks, may be called twice.
 

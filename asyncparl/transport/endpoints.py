@@ -43,6 +43,7 @@ class SocketListener(Listener):
         listening, bound = bind(address)
         self._closed = False
         self.address = str(bound)
+        self._bound = bound
         self._file = SocketFile(bound.path) if isinstance(bound, IpcAddress) else None
         self._reception = Reception(listening, keys, max_message_bytes)
         guard.add_user(self)
@@ -62,6 +63,15 @@ class SocketListener(Listener):
             connection.close()
             raise
         self._reception.adopt(connection)
+
+    def restore(self) -> None:
+        if not isinstance(self._bound, IpcAddress) or self._file is None or self._file.is_there():
+            return
+        self._check_open()
+        os.makedirs(os.path.dirname(self._bound.path), mode=0o700, exist_ok=True)
+        listening, _ = bind(self._bound)
+        self._file = SocketFile(self._bound.path)
+        self._reception.listen_at(listening)
 
     def _check_open(self) -> None:
         if self._forked:

@@ -232,6 +232,13 @@ class Reception:
         self._selector.register(connection, selectors.EVENT_READ)
         self._waiting.deadline = self._next_drop()
 
+    def listen_at(self, listening: socket.socket) -> None:
+        """Take connections from this socket instead."""
+        self._selector.unregister(self._listening)
+        self._listening.close()
+        self._listening = listening
+        self._selector.register(listening, selectors.EVENT_READ)
+
     def _look(self) -> None:
         """Whatever can be done without waiting."""
         for key, _ in self._selector.select(0):

@@ -219,6 +219,9 @@ class MemoryListener(Listener):
         connection.close()
         raise RuntimeError(f"{self.address} has no sockets")
 
+    def restore(self) -> None:
+        """It has no file."""
+
     def close(self) -> None:
         if self._closed:
             return

@@ -215,6 +215,10 @@ class SocketFile:
             return None
         return status.st_dev, status.st_ino
 
+    def is_there(self) -> bool:
+        """Whether this path still leads to our socket, or to that of whoever has replaced us."""
+        return self._look() is not None
+
     def remove(self) -> None:
         if self._identity is not None and self._look() == self._identity:
             os.unlink(self._path)

@@ -134,6 +134,29 @@ def test_a_command_that_runs_says_what_it_does_when_it_is_asked(tmp_path: Path) 
         assert node.end() == master.end() == 0
 
 
+SIGNALLED = """
+import os, signal, click
+from asyncparl.cli.running import run_command
+
+@click.command()
+def command():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    click.echo("goes on")
+
+run_command(command)
+"""
+
+
+def test_a_command_says_what_it_does_from_its_first_moment_on() -> None:
+    command = [sys.executable, "-c", SIGNALLED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert done.stderr.startswith("--- what -c (pid ")
+    environ = {**os.environ, "ASYNCPARL_DUMP_SIGNAL": "SIGNONE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environ)
+    assert_one_line(done.returncode, done.stderr, "ASYNCPARL_DUMP_SIGNAL must be the name of a signal")
+
+
 def test_a_full_disk_under_what_a_command_prints_is_named(cluster: Cluster) -> None:
     with open("/dev/full", "w") as full:
         command = [*COMMAND, "status", "--master", cluster.address]

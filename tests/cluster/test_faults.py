@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -140,3 +141,19 @@ def test_a_program_that_is_killed_while_it_makes_actors_leaves_nothing_at_the_no
         until(lambda zygotes=zygotes: not any(zygote.children() for zygote in zygotes), within_s=10)
     site.driver.create("next", num_cpus=4)
     assert site.driver.leave() == 0
+
+
+def test_a_node_whose_folder_was_removed_makes_it_again(site: Site) -> None:
+    """As cleaners of temporary folders do, and people."""
+    kept = site.driver.create("kept")["pid"]
+    for folder in site.cluster.temporary.glob("asyncparl-node-*"):
+        shutil.rmtree(folder)
+    assert site.driver.create("next")["pid"] != kept
+    assert site.driver.do("call", "kept", "echo", 1) == 1
+    other = site.cluster.start_driver()
+    until(lambda: list(site.cluster.temporary.glob("asyncparl-node-*/node")), within_s=5)
+    assert other.create("another")["pid"] != kept
+    for driver in (site.driver, other):
+        assert driver.leave() == 0
+    assert site.node.ask_to_end() is None
+    until(lambda: not list(site.cluster.temporary.glob("asyncparl-node-*")), within_s=10)

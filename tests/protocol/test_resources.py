@@ -99,6 +99,7 @@ def test_what_may_be_asked_for(demand: Demand) -> None:
         (Demand(cpus=NAN), "num_cpus is nan: it must be a finite number"),
         (Demand(cpus=INF), "num_cpus is inf: it must be a finite number"),
         (Demand(cpus=2_000_000), "num_cpus is 2e+06: more than 1,000,000 are not supported"),
+        (Demand(cpus=10**400), "num_cpus has too many digits"),
         (Demand(cpus=0.0004), "num_cpus is 0.0004: the smallest share is 0.001"),
         (Demand(gpus=-0.5), "num_gpus is -0.5: it must be 0 or more"),
         (Demand(gpus=NAN), "num_gpus is nan: it must be a finite number"),

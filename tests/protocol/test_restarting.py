@@ -172,6 +172,22 @@ def test_actors_end_with_the_owner_who_would_have_started_them_again() -> None:
     assert cluster.actors.find("a1") == Ended("its owner has ended")
 
 
+def test_actors_end_with_an_actor_that_would_have_started_them_again() -> None:
+    cluster = Cluster(info("n1"))
+    cluster.join_driver("a0", "an actor", cluster.now)
+    for actor_id, owner in (("a0", "d1"), ("a1", "a0")):
+        titled = ActorTitle("d1", ("m", "C"), may_restart=True)
+        granted = cluster.actors.ask(owner, actor_id, actor_id, Demand(1), cluster.now, titled)
+        assert isinstance(granted, Granted)
+        assert cluster.actors.lease_started("n1", actor_id, granted.lease)
+    assert cluster.actor_ended("n1", "a1") is None
+    assert cluster.actors.find("a1") is None
+    assert cluster.actor_ended("n1", "a0", num_restarts=7) is None
+    assert cluster.actors.find("a1") is None
+    assert cluster.actor_ended("n1", "a0") is not None
+    assert cluster.actors.find("a1") == Ended("its owner has ended")
+
+
 def test_what_was_killed_by_somebody_else_is_not_started_again() -> None:
     cluster = Cluster(info("n1"))
     lease = start(cluster)

@@ -139,6 +139,20 @@ class Friend:
         await asyncparl.close(self.actor)
 
 
+@asyncparl.remote_class
+class Parent:
+    """Has an actor of its own, and lends it."""
+
+    def __init__(self, diary: str) -> None:
+        self.child = Mortal(diary)
+
+    def lend(self) -> Any:
+        return self.child
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
 def take_a_while(path: str) -> None:
     Path(path).write_text("begun")
     time.sleep(0.5)

@@ -157,6 +157,12 @@ WRONG_OPTIONS = [
     {"name": 5},
     {"name": "x" * 201},
     {"name": "\udcff"},
+    {"name": ""},
+    {"name": "two\nlines"},
+    {"name": "\x1b[31mred"},
+    {"name": "x\0"},
+    {"name": "\x85"},
+    {"name": "\u2028"},
     {"detached": "yes", "name": "x"},
     {"detached": True},
     {"detached": True, "name": "x", "max_restarts": 1},
@@ -179,6 +185,7 @@ def test_what_an_option_cannot_be_is_an_error_that_begins_with_its_name(options:
         {"cpus": "a"},
         {"cpus": float("nan")},
         {"cpus": -1},
+        {"cpus": 1 << 70},
         {"files": 5},
         {"files": [5]},
         {"preload": 5},
@@ -195,11 +202,46 @@ async def test_what_an_argument_of_connect_cannot_be_is_an_error_that_begins_wit
             pass
 
 
+HUGE = {"beyond all floats": 10**400, "below all floats": -(10**400), "too long to be printed": 10**5000}
+
+
+@pytest.mark.parametrize("number", HUGE)
+async def test_a_number_that_no_float_can_be_is_one_clear_error(number: str) -> None:
+    def refused(name: str) -> Any:
+        return pytest.raises(ValueError, match=rf"^{name} has too many digits$")
+
+    for name in ("num_cpus", "num_gpus", "max_restarts", "restart_window_s", "max_concurrency", "call_timeout_s"):
+        with refused(name):
+            Subject.options(**{name: HUGE[number]})
+    with refused("max_memory: a size"):
+        Subject.options(max_memory=HUGE[number])
+    for name in ("cpus", "warn_after_s", "max_value_bytes"):
+        with refused("a size" if name == "max_value_bytes" else name):
+            async with asyncparl.connect(**cast("Any", {name: HUGE[number]})):
+                pass
+    for name in ("max_restarts", "restart_window_s"):
+        with refused(name):
+            async with asyncparl.supervise(**cast("Any", {name: HUGE[number]})):
+                pass
+    async with asyncparl.connect():
+        with refused("timeout_s"):
+            Subject().wait.options(timeout_s=HUGE[number])
+        with refused("max_concurrency"):
+            asyncparl.expose([], max_concurrency=HUGE[number])
+
+
+async def test_a_time_limit_may_be_a_number_that_the_wire_has_only_as_a_float() -> None:
+    async with asyncparl.connect():
+        assert await Subject.options(call_timeout_s=1 << 70)().wait(0) == "waited"
+
+
 async def test_mistaken_arguments_of_functions_are_named_and_harm_nothing() -> None:
     async with asyncparl.connect():
         subject, ours = Subject(), cast("Any", asyncparl)
         mistakes: list[tuple[Callable[[], Any], str]] = [
             (lambda: ours.get_actor(5), "name must be a text, not 5"),
+            (lambda: ours.get_actor(""), "name must not be empty"),
+            (lambda: ours.get_actor("two\nlines"), r"name must have no control characters: 'two\\nlines'"),
             (lambda: ours.close(subject.wait), "expected an actor, not <wait of"),
             (lambda: ours.kill("subject"), "expected an actor, not 'subject'"),
             (lambda: ours.set_attribute(Subject, "x", 1), "expected an actor, not <asyncparl.remote"),

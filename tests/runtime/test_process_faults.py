@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from asyncparl.runtime import session
 from tests.proc import is_gone
 from tests.runtime.actors import AsyncEcho, Echo, Recorder
 from tests.runtime.cluster_process import new_actors_are_refused, node_process
+from tests.runtime.mortals import Friend
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 30.0
@@ -320,3 +323,22 @@ async def test_that_the_master_does_not_answer_is_said_to_who_looks_for_a_name(
             with pytest.raises(LookupError):
                 await asyncparl.get_actor("nobody")
     assert capfd.readouterr().err == "asyncparl: get_actor('nobody') waits: the master does not answer\n"
+
+
+async def test_the_folder_of_a_private_cluster_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tempfile.mkdtemp(prefix="f-", dir="/tmp")  # a short path
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    with trio.fail_after(LIMIT_S):
+        async with asyncparl.connect():
+            echo = Echo()
+            assert await echo.add(1) == 1
+            (ours,) = Path(folder).iterdir()
+            shutil.rmtree(ours)
+            async with Echo() as another:
+                assert await another.add(1) == 1
+            while not (ours / "master").exists() or not (ours / "node").exists():
+                await trio.sleep(0.01)
+            friend = Friend(echo)  # who dials both
+            assert await friend.ask("add", 1) == 2
+    assert os.listdir(folder) == []
+    os.rmdir(folder)

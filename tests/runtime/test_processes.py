@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -10,6 +11,8 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +206,57 @@ async def test_what_an_actor_started_ends_with_it_also_in_a_session_of_its_own(e
             assert all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in kept)
     for pid in started + kept:
         await _gone(pid)
+
+
+@asyncparl.remote_class
+class Sharer:
+    """Has what only the resource tracker of multiprocessing removes if it does not."""
+
+    def make(self) -> list[str]:
+        before = set(os.listdir("/dev/shm"))
+        self.memory = SharedMemory(create=True, size=1000)
+        self.queue = multiprocessing.get_context("spawn").Queue()
+        return sorted(set(os.listdir("/dev/shm")) - before)
+
+    def keep_tracker(self) -> tuple[int, int]:
+        """Who has its pipe outlives us: it has no variable that says where it came from."""
+        command, fd = ["sleep", "600"], resource_tracker.getfd()
+        keeper = subprocess.Popen(command, pass_fds=[fd], env={}, start_new_session=True)
+        return keeper.pid, resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("end", ["close", "kill", "SIGKILL", "the block"])
+async def test_shared_memory_and_semaphores_that_an_actor_made_go_with_it(end: str, start_method: str) -> None:
+    async with asyncparl.connect(start_method=start_method):
+        actor = Sharer()
+        made = await actor.make()
+        assert len(made) >= 4
+        if end == "SIGKILL":
+            os.kill(await actor.pid(), signal.SIGKILL)
+            with pytest.raises(asyncparl.ActorDied):
+                await actor.pid()
+        elif end != "the block":
+            await {"close": asyncparl.close, "kill": asyncparl.kill}[end](actor)
+        if end != "the block":
+            assert not set(made) & set(os.listdir("/dev/shm"))
+    assert not set(made) & set(os.listdir("/dev/shm"))
+
+
+async def test_a_tracker_that_does_not_end_is_ended() -> None:
+    async with asyncparl.connect():
+        actor = Sharer()
+        keeper, tracker = await actor.keep_tracker()
+        with trio.fail_after(6):
+            await asyncparl.close(actor)
+            await _gone(tracker)
+        assert not is_gone(keeper)
+        os.kill(keeper, signal.SIGKILL)
+        async with Echo() as echo:
+            assert await echo.add(1) == 1
 
 
 async def test_grandchildren_end_with_their_actor() -> None:

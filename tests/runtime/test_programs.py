@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncparl.machine import escape_text, restore_text
+
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60.0
 
@@ -170,6 +172,55 @@ def test_files_of_the_working_folder_hide_no_modules(start_method: str, tmp_path
     write(tmp_path, {f"here/{name}.py": f"raise RuntimeError('the wrong {name}')" for name in names})
     done = run(str(tmp_path / "project" / "program.py"), cwd=tmp_path / "here")
     assert outcome(done) == (0, "('right', 'right')\n", "")
+
+
+TEXTS = """
+    import os, sys, trio, asyncparl
+
+    def texts():
+        main = sys.modules["__main__"]
+        return sys.argv, [os.path.abspath(entry) for entry in sys.path], os.getcwd(), main.__file__
+
+    @asyncparl.remote_class
+    class Teller:
+        def texts(self): return mine()
+        async def of_another(self): return await Teller().texts()
+
+    def mine():
+        import far
+        return *texts(), far.__name__
+
+    async def main():
+        async with asyncparl.connect(START_METHOD):
+            teller = Teller()
+            print(await teller.texts() == mine(), await teller.of_another() == mine())
+
+    if __name__ == "__main__":
+        trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("locale", [{}, {"PYTHONUTF8": "0", "LC_ALL": "C"}])
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_what_the_system_says_may_be_any_bytes(start_method: str, locale: Mapping[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"r\xe9sum\xe9s and \xc3\xbc")
+    name = os.fsdecode(b"a script \xe9.py")
+    write(folder, {name: TEXTS.replace("START_METHOD", f"start_method={start_method!r}"), "lib\udce9/far.py": ""})
+    environ = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(folder / "lib\udce9")]), **locale}
+    done = run(name, os.fsdecode(b"r\xe9sum\xe9"), "z\xfcrich", "", cwd=folder, environ=environ)
+    assert outcome(done) == (0, "True True\n", "")
+
+
+@pytest.mark.parametrize("text", ["", "é/ü", "\udcff\udc80.py", "\ud83d", "\0", "\x10dce9", "\x10\x10", "a\x10\udce9"])
+def test_such_a_text_travels_as_one_that_utf8_can_express(text: str) -> None:
+    travelling = escape_text(text).encode()
+    assert restore_text(travelling.decode()) == text
+
+
+def test_the_folder_of_the_sockets_may_be_any_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xe9")
+    write(folder, {"utils.py": "VALUE = 1", "program.py": SIMPLE.replace("START_METHOD", "")})
+    assert outcome(run("program.py", cwd=folder, environ={"TMPDIR": str(folder)})) == (0, "(1, 1)\n", "")
 
 
 def test_modules_of_a_program_may_have_the_names_of_others_that_are_installed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 
@@ -37,6 +37,21 @@ class Plain:
 
 
 OtherName = asyncparl.remote_class(Plain)
+
+T = TypeVar("T")
+
+
+@asyncparl.remote_class
+class Holder(Generic[T]):
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __class_getitem__(cls, parameters: Any) -> Any:
+        return "what the class makes of it" if parameters == "none" else super().__class_getitem__(parameters)
+
+
+class HolderOfInt(Holder[int]):
+    pass
 
 
 class Rebound(Plain):
@@ -157,6 +172,18 @@ def test_what_belongs_to_its_instances_is_refused_there_and_said_to_be_of_actors
 
 
 # --- the names of arguments -------------------------------------------------------------------------------------
+
+
+async def test_a_generic_class_may_be_made_with_its_parameters() -> None:
+    async with asyncparl.connect():
+        held = [Holder(1), Holder[int](2), Holder[dict[str, int]].options(num_cpus=0)(3), Holder.options()[int](4)]
+        assert [await each.value for each in held] == [1, 2, 3, 4]
+    assert issubclass(HolderOfInt, Holder.__wrapped__)
+    assert Holder["none"] == "what the class makes of it"  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"^type 'Plain' is not subscriptable$"):
+        OtherName[int]
+    with pytest.raises(TypeError, match=r"^'RemoteClass' object is not iterable$"):
+        list(Holder)  # type: ignore[call-overload]
 
 
 async def test_an_argument_may_be_named_as_ours_are() -> None:

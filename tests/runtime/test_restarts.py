@@ -17,7 +17,7 @@ import asyncparl
 from asyncparl.errors import CallFate
 from tests.proc import is_gone
 from tests.runtime.actors import Broken
-from tests.runtime.mortals import Bereft, Friend, Mortal, SlowlyRestored
+from tests.runtime.mortals import Bereft, Friend, Mortal, Parent, SlowlyRestored
 
 
 @pytest.fixture
@@ -266,6 +266,19 @@ async def test_a_borrower_can_end_it_between_two_processes(diary: Path) -> None:
         assert error.reason == "it cannot be started again: it was killed"
         with pytest.raises(asyncparl.ActorDied, match="it was killed"):
             await friend.ask("pid")
+
+
+async def test_a_borrower_hears_at_once_that_the_owner_died_too(diary: Path) -> None:
+    """Between two processes of the actor: nobody starts it again."""
+    async with asyncparl.connect():
+        parent = Parent(str(diary))
+        child = await parent.lend()
+        pids = await child.pid(), await parent.pid()
+        os.kill(pids[0], signal.SIGKILL)
+        await trio.sleep(0.05)
+        os.kill(pids[1], signal.SIGKILL)
+        with trio.fail_after(2):
+            await death_of(child.pid())
 
 
 async def test_what_a_process_has_exposed_is_gone_with_it(diary: Path) -> None:

@@ -243,6 +243,9 @@ class HandingListener(Listener):
     def adopt(self, connection: Any) -> None:
         self._listener.adopt(connection)
 
+    def restore(self) -> None:
+        self._listener.restore()
+
     def close(self) -> None:
         self._listener.close()
 

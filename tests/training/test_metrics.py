@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from asyncparl.training.environments import Episode
-from asyncparl.training.metrics import Metrics, Report, Situation, UpdateTimes
+from asyncparl.training.metrics import Metrics, Report, Situation, UpdateTimes, monitor_values
 
 HERE = Situation(
     agent_steps=0, updates=0, episodes=0, elapsed_s=0.0, batches_waiting=0, rollouts_waiting=0, actors=2,
@@ -98,6 +99,11 @@ def test_actors_cannot_have_been_busier_than_all_the_time() -> None:
         _arrive(metrics, 1.0)
     report = metrics.report(HERE, now=2.0)
     assert (report.environment_share, report.inference_share) == pytest.approx((2 / 3, 1 / 3))
+
+
+def test_monitors_can_be_told_of_a_folder_of_any_name() -> None:
+    values = monitor_values(Metrics().report(HERE, now=0.0), "a run", 10, "runs/\udce9")
+    assert msgspec.json.decode(msgspec.json.encode(values))["run_dir"] == "runs/\\udce9"
 
 
 def test_a_row_has_every_column() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import trio
 
 import asyncparl
+
+T = TypeVar("T")
 
 
 @asyncparl.remote_class
@@ -27,6 +30,15 @@ class Simulator:
 @asyncparl.remote_class(num_cpus=2, max_concurrency=4, call_timeout_s=60)
 class Fast:
     def go(self) -> None: ...
+
+
+@asyncparl.remote_class
+class Buffer(Generic[T]):
+    def __init__(self, items: list[T]) -> None:
+        self.items = items
+
+    def first(self) -> T:
+        return self.items[0]
 
 
 class Plain:
@@ -64,6 +76,8 @@ async def main() -> None:
             sims = [group.add(Simulator, "pong") for _ in range(2)]
             await asyncparl.gather([sims[0].sample(1), group.add(Fast.options(num_cpus=1)).go()])
         await Simulator.options(num_cpus=2)("pong").sample(1)
+        buffers = [Buffer([1]), Buffer[int]([1]), Buffer[int].options(num_cpus=1)([1])]
+        await asyncparl.gather([buffer.first() for buffer in buffers])
         print(Simulator.__wrapped__("pong").frames, await Fast().go(), await Called().size())
 
 

@@ -38,6 +38,7 @@ def test_the_documented_program_is_well_typed(program: Path, tmp_path: Path) -> 
             "num_cpu=2",
             'Unexpected keyword argument "num_cpu"',
         ),
+        (PROGRAM, "Buffer[int]([1])", 'Buffer[int](["1"])', 'expected "int"'),
         (PROGRAM, "results = await", "results =", '"Coroutine[Any, Any, list[Any]]"'),
         (BLOCKING_PROGRAM, 'Simulator("pong") for', "Simulator(7) for", 'incompatible type "int"'),
         (BLOCKING_PROGRAM, "gather(calls)", "gather(results)", 'Cannot determine type of "results"'),
