@@ -67,7 +67,6 @@ class OpenedJob:
             OSError: its working folder cannot be made.
         """
         job = self._job
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)  # something may have cleaned up around us
         if not job.code:
             return WorkerSetup(self._directory, job.sys_path, job.argv, job.main_path, job.main_module, job.cwd)
         store = self._files()
@@ -81,7 +80,7 @@ class OpenedJob:
 
     def _make_folder(self) -> Path:
         folder = Path(self._directory) / f"job-{os.urandom(4).hex()}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         self._files().link_files(self._job.code, folder)
         return folder
 

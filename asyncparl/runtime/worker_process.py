@@ -218,12 +218,13 @@ def open_worker(
     """A worker that is not forked yet, and the descriptors of its own ends, which the caller closes.
 
     Raises:
-        OSError: too many files are open.
+        OSError: too many files are open, or there is no folder for its socket file.
         ValueError: its pass is too long.
     """
     packet = encode_pass(spec.worker_pass)
     if len(packet) > zygote.MAX_PACKET_BYTES:
         raise ValueError(f"the program's sys.path and arguments are too long ({len(packet):,} bytes)")
+    os.makedirs(spec.setup.directory, mode=0o700, exist_ok=True)  # something may have cleaned up around us
     (out_read, out_write), (err_read, err_write), (ours, theirs) = _open_ends()
     output = OutputReader(out_read, err_read, spec.actor_id, on_output)
     control = socket.socket(fileno=ours)
