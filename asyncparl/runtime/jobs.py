@@ -80,7 +80,8 @@ class OpenedJob:
 
     def _make_folder(self) -> Path:
         folder = Path(self._directory) / f"job-{os.urandom(4).hex()}"
-        folder.mkdir(parents=True)
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)  # something may have cleaned up around us
+        folder.mkdir()
         self._files().link_files(self._job.code, folder)
         return folder
 

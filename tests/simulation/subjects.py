@@ -104,7 +104,7 @@ class Subject:
         """An actor of this actor; whoever is told of it may call it too."""
         _ran(call_id)
         cls: Any = Subject
-        child = cls.options(num_cpus=0, name=name, detached=detached)()
+        child = cls.options(num_cpus=0, name=name or None, detached=detached)()
         if not detached:
             self.children.append(child)
         return child
