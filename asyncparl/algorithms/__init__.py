@@ -7,6 +7,7 @@ from asyncparl.algorithms.base import Algorithm as Algorithm
 from asyncparl.algorithms.ga3c import GA3C as GA3C
 from asyncparl.algorithms.impala import IMPALA as IMPALA
 from asyncparl.algorithms.optimizers import OptimizerName as OptimizerName
+from asyncparl.algorithms.ppo import PPO as PPO
 from asyncparl.algorithms.rollout import Rollout as Rollout
 from asyncparl.algorithms.rollout import check_rollout as check_rollout
 from asyncparl.algorithms.rollout import num_agent_steps as num_agent_steps

@@ -46,15 +46,15 @@ Gradients = Sequence[Tensor | None]
 """One for each parameter; None: the loss does not depend on it."""
 
 
-class _Part(NamedTuple):
-    """What some environments of a rollout add to the update."""
+class Part(NamedTuple):
+    """What some steps of a rollout add to the update."""
 
     gradients: Gradients
     losses: dict[str, Tensor]  # sums over the steps
     sums: dict[str, Tensor]  # over the steps, of what is shown as a mean
 
 
-PartsMapper = Callable[[Callable[[Rollout[Tensor]], _Part], Sequence[Rollout[Tensor]]], Iterable[_Part]]
+PartsMapper = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """`map`, or one that works on several parts at once: `ThreadPoolExecutor.map`."""
 
 
@@ -228,7 +228,7 @@ class ActorCritic(Algorithm):
         check_rollout(rollout)
         self._check_state(rollout)
         pieces = split_columns(rollout, self._num_parts if self.can_be_split else 1)
-        part = _joined(list(self._map_parts(self._learn_part, pieces)))
+        part = joined(list(self._map_parts(self._learn_part, pieces)))
         num_steps = num_agent_steps(rollout)
         if self._together is not None:
             part = self._of_all_learners(part, self._together)
@@ -247,19 +247,24 @@ class ActorCritic(Algorithm):
             "mean_value": evaluation.values.detach().sum(),
         }
 
-    def _learn_part(self, rollout: Rollout[Tensor]) -> _Part:
+    def _learn_part(self, rollout: Rollout[Tensor]) -> Part:
         """Losses and gradients of some environments, or of all. Changes nothing: threads may do it at once."""
         evaluation = self._evaluate(rollout)
-        objective = self._objective(rollout, evaluation)
-        v_loss = value_loss(evaluation.values, objective.value_targets)
-        h_loss = entropy_loss(evaluation.logits)
-        total_loss = objective.pg_loss + self.value_cost * v_loss + self.entropy_cost * h_loss
-        gradients = torch.autograd.grad(total_loss, self._parameters(), allow_unused=True)
-        losses = {"total_loss": total_loss, "pg_loss": objective.pg_loss, "value_loss": v_loss, "entropy_loss": h_loss}
-        losses = {name: loss.detach() for name, loss in losses.items()}
-        return _Part(gradients, losses, {"entropy": -losses["entropy_loss"], **self._statistics(evaluation)})
+        pg_loss, value_targets = self._objective(rollout, evaluation)
+        return self._part(evaluation.logits, evaluation.values, pg_loss, value_targets, self._statistics(evaluation))
 
-    def _of_all_learners(self, part: _Part, together: Together) -> _Part:
+    def _part(
+        self, logits: Tensor, values: Tensor, pg_loss: Tensor, value_targets: Tensor, statistics: dict[str, Tensor]
+    ) -> Part:
+        """The whole loss of some steps, and its gradients."""
+        v_loss, h_loss = value_loss(values, value_targets), entropy_loss(logits)
+        total_loss = pg_loss + self.value_cost * v_loss + self.entropy_cost * h_loss
+        gradients = torch.autograd.grad(total_loss, self._parameters(), allow_unused=True)
+        losses = {"total_loss": total_loss, "pg_loss": pg_loss, "value_loss": v_loss, "entropy_loss": h_loss}
+        losses = {name: loss.detach() for name, loss in losses.items()}
+        return Part(gradients, losses, {"entropy": -losses["entropy_loss"], **statistics})
+
+    def _of_all_learners(self, part: Part, together: Together) -> Part:
         """What this learner and all others add to the update."""
         parameters, own = self._parameters(), part.gradients
         filled = [
@@ -278,7 +283,7 @@ class ActorCritic(Algorithm):
         sums = {name: next(totals) for name in part.sums}
         for buffer in buffers:
             buffer.copy_(next(totals))
-        return _Part(gradients, losses, sums)
+        return Part(gradients, losses, sums)
 
     def _evaluate(self, rollout: Rollout[Tensor]) -> Evaluation:
         """The model's view of every step of a rollout, and the values of what follows.
@@ -367,10 +372,10 @@ class ActorCritic(Algorithm):
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
-def _joined(parts: Sequence[_Part]) -> _Part:
+def joined(parts: Sequence[Part]) -> Part:
     """Their sums, in new memory."""
     present = [[each for each in some if each is not None] for some in zip(*(p.gradients for p in parts), strict=True)]
-    return _Part(
+    return Part(
         [_total(each) if each else None for each in present],
         {name: _total(part.losses[name] for part in parts) for name in parts[0].losses},
         {name: _total(part.sums[name] for part in parts) for name in parts[0].sums},

@@ -25,6 +25,25 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
     return -(log_probs * advantages.detach()).sum()
 
 
+def clipped_policy_gradient_loss(log_ratios: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """-sum(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A)), Schulman et al. 2017, eq. 7.
+
+    Its gradient is that of `policy_gradient_loss` where ratio = 1, and 0 where the ratio has already moved so far to
+    where the advantage points.
+
+    Args:
+        log_ratios: [...] log pi(a|x) - log mu(a|x), of the policy that learns to the one that acted.
+        advantages: same shape; no gradient flows through them.
+        clip_range: epsilon, more than 0.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    _check_same_shape("advantages", advantages, log_ratios)
+    ratios, advantages = log_ratios.exp(), advantages.detach()
+    return -torch.min(ratios * advantages, ratios.clamp(1.0 - clip_range, 1.0 + clip_range) * advantages).sum()
+
+
 def value_loss(values: Tensor, targets: Tensor) -> Tensor:
     """0.5 * sum((target - V(x))^2).
 

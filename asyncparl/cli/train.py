@@ -71,6 +71,9 @@ _SETTINGS = (
         "--normalise-advantages/--no-normalise-advantages", "normalise_advantages", None,
         "Give those of a batch mean 0 and deviation 1.",
     ),
+    _Setting("--epochs", "num_epochs", _POSITIVE, "How often each step is learned from."),
+    _Setting("--minibatches", "num_minibatches", _POSITIVE, "Into how many all steps are cut, each time."),
+    _Setting("--clip-range", "clip_range", _MORE_THAN_0, "How far ratios of probabilities count, from 1."),
     _Setting("--log-epsilon", "log_epsilon", _SHARE, "Added to probabilities before their logarithm is taken."),
     _Setting("--predictors", "num_predictors", _POSITIVE, "Threads that choose actions, at most.", _MACHINE),
     _Setting(
@@ -124,6 +127,7 @@ def train() -> None:
 _SUMMARIES: dict[AlgorithmName, str] = {
     "impala": "actors play on while the learner learns; V-trace corrects for their older weights.",
     "a2c": "all actors play with the same weights, then wait for the learner to learn from all of it.",
+    "ppo": "like A2C, but all of it is learned from several times, in small steps.",
     "ga3c": "actors hold environments only; predictors beside the learner choose all actions.",
 }
 

@@ -15,6 +15,7 @@ from asyncparl.rl.model import Model
 from asyncparl.rl.pixels import PixelConv2d
 
 SHALLOW_MIN_SIDE = 20  # pixels: smaller images vanish in the convolutions of AtariShallow
+_FINE_BELOW_SIDE = 60  # pixels: what matters in smaller images is too small for the coarse convolution
 
 LayerT = TypeVar("LayerT", bound=nn.Conv2d | nn.Linear)
 
@@ -36,6 +37,9 @@ class ActorCriticHead(nn.Module):
 class ShallowTorso(nn.Module):
     """What `AtariShallow` sees with: two convolutions and a layer of 256 features.
 
+    The first convolution is the paper's, of 8 x 8 pixels and stride 4. For images of less than 60 pixels a side it is
+    of 4 x 4 and stride 2: those of 42 x 42 become as many features as others of 84 x 84.
+
     Args:
         obs_shape: [C, H, W]; uint8 pixels are scaled to [0, 1] inside.
     """
@@ -47,9 +51,10 @@ class ShallowTorso(nn.Module):
         channels, height, width = _image_shape(obs_shape)
         if min(height, width) < SHALLOW_MIN_SIDE:
             raise ValueError(f"images are {height} x {width}, expected at least {SHALLOW_MIN_SIDE} pixels a side")
-        self.conv1 = orthogonal(PixelConv2d(channels, 16, kernel_size=8, stride=4))
+        kernel, stride = (4, 2) if min(height, width) < _FINE_BELOW_SIDE else (8, 4)
+        self.conv1 = orthogonal(PixelConv2d(channels, 16, kernel_size=kernel, stride=stride))
         self.conv2 = orthogonal(nn.Conv2d(16, 32, kernel_size=4, stride=2))
-        rows, columns = (((side - 8) // 4 + 1 - 4) // 2 + 1 for side in (height, width))
+        rows, columns = (((side - kernel) // stride + 1 - 4) // 2 + 1 for side in (height, width))
         self.fc = orthogonal(nn.Linear(32 * rows * columns, self.num_features))
 
     def features(self, obs: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class TrainingConfig:
 
     Attributes:
         env: an Atari game ("pong") or a gymnasium id.
-        algorithm: "impala", "a2c" or "ga3c".
+        algorithm: "impala", "a2c", "ppo" or "ga3c".
         env_options: how it is preprocessed; None: as `EnvironmentOptions` says.
         model: "module:Class" of the network; None: the default one for such observations.
         lstm: the default network has an LSTM, so that the policy remembers what it saw earlier in the episode.
@@ -72,7 +72,7 @@ class TrainingConfig:
         envs_per_actor: sub-environments that each plays at once. In GA3C an actor plays them in two halves: one takes
             its step while the actions of the other are on their way.
         unroll_length: steps of a sub-environment in one rollout.
-        batch_size: columns of a training batch, each one unroll of one sub-environment. In A2C always
+        batch_size: columns of a training batch, each one unroll of one sub-environment. In A2C and PPO always
             num_actors * envs_per_actor.
         num_batches: batches in memory. One fills while the others are with the learner; each more adds policy lag.
         learning_rate: at the start. anneal_learning_rate: linearly to final_learning_rate at the last step. The paper
@@ -82,9 +82,11 @@ class TrainingConfig:
         entropy_cost: weight of the entropy bonus; final_entropy_cost: linearly to this at the last step; None: it is
             constant. schedule_steps: agent steps after which both have come to their ends; None: `steps`.
         value_cost: weight of the value loss.
-        discount: gamma. lambda_: of V-trace in IMPALA, of GAE in A2C and GA3C.
-        max_grad_norm: gradients, of sums over a batch, are clipped to this norm; infinite: they are not.
-        normalise_advantages: A2C and GA3C: see `asyncparl.algorithms.A2C`.
+        discount: gamma. lambda_: of V-trace in IMPALA, of GAE in the others.
+        max_grad_norm: gradients, of sums over a batch, in PPO of means, are clipped to this norm; infinite: they are
+            not.
+        normalise_advantages: not IMPALA: see `asyncparl.algorithms.A2C`.
+        num_epochs, num_minibatches, clip_range: PPO: see `asyncparl.algorithms.PPO`.
         log_epsilon: GA3C: what is added to the probability of an action before its logarithm is taken.
         num_predictors: GA3C: threads at the learner that choose the actions of all actors, each with its own weights.
         prediction_batch_size: GA3C: observations that a predictor takes at once, at most. It takes what waits: its
@@ -130,6 +132,9 @@ class TrainingConfig:
     lambda_: float = _BY_ALGORITHM
     max_grad_norm: float = _BY_ALGORITHM
     normalise_advantages: bool | None = _BY_ALGORITHM
+    num_epochs: int | None = _BY_ALGORITHM
+    num_minibatches: int | None = _BY_ALGORITHM
+    clip_range: float | None = _BY_ALGORITHM
     log_epsilon: float | None = _BY_ALGORITHM
     num_predictors: int | None = _BY_ALGORITHM
     prediction_batch_size: int | None = _BY_ALGORITHM
@@ -283,7 +288,9 @@ _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float),
 def _foreign(config: TrainingConfig) -> Iterator[str]:
     for each in fields(config):
         if not concerns(each.name, config.algorithm) and getattr(config, each.name) is not None:
-            yield f"{each.name} is only for {' and '.join(algorithms_with(each.name))}, not for {config.algorithm}"
+            *others, last = algorithms_with(each.name)
+            known = f"{', '.join(others)} and {last}" if others else last
+            yield f"{each.name} is only for {known}, not for {config.algorithm}"
 
 
 def _wrong_types(config: TrainingConfig) -> Iterator[str]:
@@ -315,12 +322,15 @@ def _wrong_values(config: TrainingConfig) -> Iterator[str]:
 
 _AT_LEAST_1 = (
     "steps", "num_actors", "envs_per_actor", "unroll_length", "batch_size", "learner_threads", "num_learners",
-    "num_predictors", "prediction_batch_size", "evaluate_every", "evaluation_episodes", "schedule_steps",
+    "num_predictors", "prediction_batch_size", "num_epochs", "num_minibatches", "evaluate_every",
+    "evaluation_episodes", "schedule_steps",
 )  # fmt: skip
 _AT_LEAST_0 = (
     "seed", "max_actor_restarts", "entropy_cost", "value_cost", "final_entropy_cost", "final_learning_rate",
 )  # fmt: skip
-_MORE_THAN_0 = ("learning_rate", "max_grad_norm", "rms_epsilon", "checkpoint_interval_s", "report_interval_s")
+_MORE_THAN_0 = (
+    "learning_rate", "max_grad_norm", "rms_epsilon", "clip_range", "checkpoint_interval_s", "report_interval_s",
+)  # fmt: skip
 
 
 def _below_limit(config: TrainingConfig) -> Iterator[str]:
@@ -334,7 +344,7 @@ def _below_limit(config: TrainingConfig) -> Iterator[str]:
             yield f"{name} must be 0 or more, not {getattr(config, name)}"
     for name in _MORE_THAN_0:
         value = getattr(config, name)
-        if not 0 < value <= math.inf or (value == math.inf and name != "max_grad_norm"):
+        if value is not None and (not 0 < value <= math.inf or (value == math.inf and name != "max_grad_norm")):
             yield f"{name} must be more than 0, not {value}"
 
 
@@ -342,9 +352,12 @@ def _unworkable(config: TrainingConfig) -> Iterator[str]:
     """What does not go together."""
     if config.lstm and config.model is not None:
         yield "lstm is for the default networks: a model of one's own has its LSTM inside; see asyncparl.rl.LSTMModel"
+    if config.lstm and config.algorithm == "ppo":
+        yield "lstm is not for ppo, which learns from single steps in any order"
     if config.num_batches < 2:
         yield f"num_batches must be at least 2, one to fill and one to learn from, not {config.num_batches}"
     yield from _wrong_batch_size(config)
+    yield from _wrong_num_minibatches(config)
     yield from _wrong_num_learners(config)
     yield from _not_repeatable(config)
     if config.final_learning_rate is not None and not config.anneal_learning_rate:
@@ -413,6 +426,14 @@ def _wrong_batch_size(config: TrainingConfig) -> Iterator[str]:
         yield (
             f"prediction_batch_size ({config.prediction_batch_size}) must not be less than envs_per_actor ({num_envs})"
         )
+
+
+def _wrong_num_minibatches(config: TrainingConfig) -> Iterator[str]:
+    if config.num_minibatches is None:
+        return
+    num_steps = config.unroll_length * config.batch_size // max(1, config.num_learners)
+    if 1 <= num_steps < config.num_minibatches:
+        yield f"num_minibatches ({config.num_minibatches}) must not be more than the {num_steps} steps of a rollout"
 
 
 def _article(type_name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-AlgorithmName = Literal["impala", "a2c", "ga3c"]
+AlgorithmName = Literal["impala", "a2c", "ppo", "ga3c"]
 PresetName = Literal["ours", "paper", "parl"]
 PRESET_NAMES: tuple[PresetName, ...] = get_args(PresetName)
 
@@ -44,6 +44,15 @@ _USUAL: Settings = {
     "anneal_learning_rate": False,
 }
 _A2C: Settings = {**_USUAL, "normalise_advantages": False}
+_PPO: Settings = {
+    **_A2C,
+    "lambda_": 0.95,
+    "normalise_advantages": True,
+    "optimizer": "adam",
+    "max_grad_norm": 0.5,
+    "num_epochs": 3,
+    "clip_range": 0.1,
+}
 _GA3C: Settings = {**_A2C, "unroll_length": 5, "log_epsilon": 1e-6, "num_predictors": 1}
 
 
@@ -96,6 +105,19 @@ DEFAULTS: Mapping[AlgorithmName, Defaults] = {
         "parl": {
             **_A2C, "num_actors": 5, "envs_per_actor": 5, "unroll_length": 20,
             "optimizer": "adam", "learning_rate": 1e-3, "anneal_learning_rate": True,
+        },
+    }),
+    "ppo": Defaults("PPO", threads=_a2c_threads, is_synchronous=True, presets={
+        "ours": {
+            **_PPO, "envs_per_actor": 16, "unroll_length": 64, "num_minibatches": 8, "learning_rate": 5e-4,
+        },
+        "paper": {
+            **_PPO, "num_actors": 2, "envs_per_actor": 4, "unroll_length": 128, "num_minibatches": 4,
+            "learning_rate": 2.5e-4, "anneal_learning_rate": True, "value_cost": 1.0,
+        },
+        "parl": {
+            **_PPO, "num_actors": 2, "envs_per_actor": 4, "unroll_length": 128, "num_minibatches": 4, "num_epochs": 4,
+            "learning_rate": 2.5e-4, "anneal_learning_rate": True,
         },
     }),
     "ga3c": Defaults("GA3C", threads=_ga3c_threads, presets={

@@ -4,7 +4,8 @@
 |-----------|-------------|-----------------------------|---------------------|
 | impala    | `IMPALA`    | `Streams`                   | the tables in       |
 | a2c       | `A2C`       | `Rounds`                    | `presets.py`, which |
-| ga3c      | `GA3C`      | `Predicted`                 | need no torch       |
+| ppo       | `PPO`       | `Rounds`                    | need no torch       |
+| ga3c      | `GA3C`      | `Predicted`                 |                     |
 
 In a repeatable run actors and learner take turns instead; see `turns.py`.
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncparl.algorithms import A2C, GA3C, IMPALA, ActorCritic
+from asyncparl.algorithms import A2C, GA3C, IMPALA, PPO, ActorCritic
 from asyncparl.rl import Model
 from asyncparl.training.config import TrainingConfig
 from asyncparl.training.exchange import Exchange, ExchangeSetup, Predicted, Rounds, Streams
@@ -62,6 +63,19 @@ def _ga3c(model: Model, config: TrainingConfig) -> GA3C:
     return GA3C(model, normalise_advantages=normalise, log_epsilon=config.log_epsilon, **_common(config))
 
 
+def _ppo(model: Model, config: TrainingConfig) -> PPO:
+    assert config.num_epochs is not None and config.num_minibatches is not None and config.clip_range is not None
+    return PPO(
+        model,
+        num_epochs=config.num_epochs,
+        num_minibatches=config.num_minibatches,
+        clip_range=config.clip_range,
+        seed=config.seed,
+        normalise_advantages=bool(config.normalise_advantages),
+        **_common(config),
+    )
+
+
 def _common(config: TrainingConfig) -> dict[str, Any]:
     return {
         "discount": config.discount,
@@ -79,5 +93,6 @@ def _common(config: TrainingConfig) -> dict[str, Any]:
 RECIPES: Mapping[AlgorithmName, Recipe] = {
     "impala": Recipe(_impala, Streams, RolloutTurns),
     "a2c": Recipe(_a2c, Rounds, RolloutTurns),
+    "ppo": Recipe(_ppo, Rounds, RolloutTurns),
     "ga3c": Recipe(_ga3c, Predicted, PredictedTurns),
 }

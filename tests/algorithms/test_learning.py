@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from asyncparl.algorithms import A2C, GA3C, IMPALA, Algorithm, Rollout
+from asyncparl.algorithms import A2C, GA3C, IMPALA, PPO, Algorithm, Rollout
 from asyncparl.rl import MLP, Agent
 
 Array = NDArray[Any]
@@ -19,6 +19,7 @@ CATCHERS: dict[str, Callable[[], Algorithm]] = {
     "impala": lambda: IMPALA(MLP(50, 3), learning_rate=2e-3),
     "a2c": lambda: A2C(MLP(50, 3), learning_rate=2e-3),
     "a2c with normalised advantages": lambda: A2C(MLP(50, 3), learning_rate=2e-3, normalise_advantages=True),
+    "ppo": lambda: PPO(MLP(50, 3), learning_rate=2e-3),
     "ga3c": lambda: GA3C(MLP(50, 3), learning_rate=2e-3),
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncparl.algorithms import A2C, GA3C, IMPALA, ActorCritic, Rollout, Together, to_torch
+from asyncparl.algorithms import A2C, GA3C, IMPALA, PPO, ActorCritic, Rollout, Together, to_torch
 from asyncparl.algorithms.rollout import split_columns
 from asyncparl.rl import MLPLSTM
 from tests.algorithms.models import make_model
@@ -102,6 +102,20 @@ def test_the_updates_are_those_of_one_learner_with_the_whole_batch(
 def test_advantages_are_normalised_over_the_batches_of_all(kind: Any) -> None:
     make = lambda: kind(make_model(), normalise_advantages=True, max_grad_norm=CLIPPED)  # noqa: E731
     assert_all_learn_what_one_learns(make, 3, batches())
+
+
+def test_ppo_makes_its_updates_together_too() -> None:
+    make = lambda: PPO(make_model(), num_minibatches=1, max_grad_norm=CLIPPED, decay_steps=1000)  # noqa: E731
+    assert_all_learn_what_one_learns(make, 3, batches())
+
+
+def test_minibatches_are_of_every_share_and_all_learners_stay_equal() -> None:
+    learners = [PPO(make_model(), num_minibatches=4) for _ in range(3)]
+    learn_together(learners, batches())
+    assert {(each.updates, each.agent_steps) for each in learners} == {(NUM_UPDATES * 12, NUM_UPDATES * 30)}
+    for each in learners[1:]:
+        for one, other in zip(learners[0].model.parameters(), each.model.parameters(), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_a_policy_with_a_memory_learns_together_as_well() -> None:

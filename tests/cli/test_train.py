@@ -411,11 +411,12 @@ def test_each_command_shows_the_settings_of_its_algorithm() -> None:
     for algorithm in ALGORITHM_NAMES:
         result = CliRunner().invoke(commands, ["train", algorithm, "--help"], terminal_width=1000)
         shown[algorithm] = result.output
-    assert all(title in shown[title.lower()] for title in ("IMPALA", "A2C", "GA3C"))
+    assert all(title in shown[title.lower()] for title in ("IMPALA", "A2C", "PPO", "GA3C"))
     assert "--unroll-length INTEGER RANGE" in shown["a2c"]
     assert re.search(r"Steps of an environment in one rollout\.\s+\[default: 5\]", shown["ga3c"])
     assert re.search(r"Steps of an environment in one rollout\.\s+\[default: 20\]", shown["a2c"])
-    only = {"--batch-size": "impala ga3c", "--predictors": "ga3c", "--normalise-advantages": "a2c ga3c"}
+    only = {"--batch-size": "impala ga3c", "--predictors": "ga3c", "--normalise-advantages": "a2c ppo ga3c"}
+    only |= {"--epochs": "ppo", "--minibatches": "ppo", "--clip-range": "ppo"}
     for option, algorithms in only.items():
         assert [name for name in ALGORITHM_NAMES if option in shown[name]] == algorithms.split()
 
@@ -430,7 +431,7 @@ def test_help_needs_neither_torch_nor_gymnasium() -> None:
     program = """
 import sys
 from asyncparl.cli import commands
-for arguments in (["--help"], *(["train", name, "--help"] for name in ("impala", "a2c", "ga3c"))):
+for arguments in (["--help"], *(["train", name, "--help"] for name in ("impala", "a2c", "ppo", "ga3c"))):
     commands.main(arguments, standalone_mode=False)
 print("loaded:", sorted({"torch", "numpy", "gymnasium", "tensorboard"} & set(sys.modules)))
 """
@@ -475,7 +476,7 @@ def test_a_command_alone_shows_its_help(
     ("command", "line"),
     [
         ("resume run", "error: No such command 'resume'. There are actors, bench, evaluate, logs, "),
-        ("train ppo", "error: No such command 'ppo'. There are a2c, ga3c, impala."),
+        ("train dqn", "error: No such command 'dqn'. There are a2c, ga3c, impala, ppo."),
         ("--verison", "error: No such option"),
     ],
 )

@@ -29,8 +29,10 @@ DEEP = DEEP_CONVS + 4 * 16 * (16 * 9 + 1) + 8 * 32 * (32 * 9 + 1) + 256 * (32 * 
     ("model", "obs", "parameters"),
     [
         (AtariShallow(6), pixels(3, 4, 84, 84), SHALLOW),
-        (AtariShallow(2, (1, 42, 50)), pixels(3, 1, 42, 50), 16 * 65 + 32 * 257 + 256 * (32 * 3 * 4 + 1) + 3 * 257),
-        (AtariShallow(6, (4, 20, 20)), pixels(3, 4, 20, 20), 16 * 257 + 32 * 257 + 256 * 33 + 7 * 257),
+        (AtariShallow(6, (4, 60, 84)), pixels(3, 4, 60, 84), SHALLOW - 256 * 32 * (9 * 9 - 6 * 9)),
+        (AtariShallow(6, (4, 42, 42)), pixels(3, 4, 42, 42), SHALLOW - 16 * 4 * (64 - 16)),  # as many features
+        (AtariShallow(2, (1, 42, 50)), pixels(3, 1, 42, 50), 16 * 17 + 32 * 257 + 256 * (32 * 9 * 11 + 1) + 3 * 257),
+        (AtariShallow(6, (4, 20, 20)), pixels(3, 4, 20, 20), 16 * 65 + 32 * 257 + 256 * (32 * 3 * 3 + 1) + 7 * 257),
         (AtariDeep(6), pixels(3, 4, 84, 84), DEEP),
         (AtariDeep(6, (4, 9, 17)), pixels(3, 4, 9, 17), DEEP - 256 * 32 * (11 * 11 - 2 * 3)),
         (MLP(5, 3), torch.randn(3, 5), 2 * (64 * 6 + 64 * 65) + 3 * 65 + 65),

@@ -15,7 +15,7 @@ from asyncparl.algorithms import actor_critic, optimizers
 from asyncparl.training import ConfigError, TrainingConfig, config
 from asyncparl.training.environments import EnvironmentOptions
 from asyncparl.training.prepare import CHANGEABLE, CHANGEABLE_ENV_OPTIONS, change_config
-from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS, PRESET_NAMES
+from asyncparl.training.presets import ALGORITHM_NAMES, DEFAULTS, PRESET_NAMES, concerns
 from asyncparl.training.recipes import RECIPES
 
 WRONG = [
@@ -49,9 +49,18 @@ WRONG = [
     ({"lambda_": -0.1}, "lambda_ must be between 0 and 1, not -0.1"),
     ({"precision": "fp16"}, "precision must be fp32 or bf16, not 'fp16'"),
     ({"optimizer": "sgd"}, "optimizer must be adam or rmsprop or rmsprop_tf, not 'sgd'"),
-    ({"algorithm": "ppo"}, "algorithm must be one of impala, a2c, ga3c, not 'ppo'"),
+    ({"algorithm": "dqn"}, "algorithm must be one of impala, a2c, ppo, ga3c, not 'dqn'"),
+    ({"num_epochs": 3}, "num_epochs is only for ppo, not for impala"),
+    ({"algorithm": "ppo", "num_epochs": 0}, "num_epochs must be at least 1, not 0"),
+    ({"algorithm": "ppo", "num_minibatches": 2.5}, "num_minibatches must be a whole number, not 2.5"),
+    (
+        {"algorithm": "ppo", "num_minibatches": 2049},
+        r"num_minibatches \(2049\) must not be more than the 2048 steps",
+    ),
+    ({"algorithm": "ppo", "clip_range": 0}, "clip_range must be more than 0, not 0"),
+    ({"algorithm": "ppo", "lstm": True}, "lstm is not for ppo, which learns from single steps in any order"),
     ({"log_epsilon": 1e-6}, "log_epsilon is only for ga3c, not for impala"),
-    ({"normalise_advantages": False}, "normalise_advantages is only for a2c and ga3c, not for impala"),
+    ({"normalise_advantages": False}, "normalise_advantages is only for a2c, ppo and ga3c, not for impala"),
     ({"algorithm": "a2c", "num_predictors": 1}, "num_predictors is only for ga3c, not for a2c"),
     ({"algorithm": "a2c", "batch_size": 33}, r"batch_size \(33\) must be num_actors \(2\) times envs_per_actor \(16\)"),
     ({"algorithm": "a2c", "normalise_advantages": 1}, "normalise_advantages must be true or false, not 1"),
@@ -258,7 +267,7 @@ def test_the_documentation_shows_the_presets_as_they_are(algorithm: Any) -> None
 
 
 def _learners(algorithm: Any = "impala", **settings: Any) -> TrainingConfig:
-    sizes = {} if algorithm == "a2c" else {"batch_size": 16}
+    sizes = {} if algorithm in ("a2c", "ppo") else {"batch_size": 16}
     small = {"env": "pong", "algorithm": algorithm, "num_learners": 2, "num_actors": 2, "envs_per_actor": 8}
     return TrainingConfig(**{**small, **sizes, **settings})
 
@@ -323,7 +332,7 @@ OTHER_RUN_VALUES = {
     "lstm": True, "seed": 2, "unroll_length": 7, "batch_size": 64, "optimizer": "adam", "learning_rate": 0.1,
     "anneal_learning_rate": True, "final_learning_rate": 0.1, "rms_epsilon": 0.5, "entropy_cost": 0.5,
     "final_entropy_cost": 0.5, "value_cost": 0.1, "discount": 0.5, "lambda_": 0.5, "max_grad_norm": 1.0,
-    "normalise_advantages": True, "log_epsilon": 0.1,
+    "normalise_advantages": True, "log_epsilon": 0.1, "num_epochs": 1, "num_minibatches": 2, "clip_range": 0.3,
 }  # fmt: skip
 """The same for each setting that would make it another run."""
 
@@ -333,7 +342,7 @@ def test_what_does_not_change_what_is_learned_can_be_changed_when_a_run_is_resum
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "usable_cpus", lambda: 4)
-    before = TrainingConfig(env="CartPole-v1", algorithm="ga3c", num_actors=4)
+    before = TrainingConfig(env="CartPole-v1", algorithm="ga3c" if concerns(name, "ga3c") else "ppo", num_actors=4)
     if name in CHANGEABLE_VALUES:
         assert getattr(change_config(before, {name: CHANGEABLE_VALUES[name]}), name) == CHANGEABLE_VALUES[name]
     else:

@@ -34,7 +34,7 @@ TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _config(algorithm: Any = "impala", **settings: Any) -> TrainingConfig:
-    sizes = {} if algorithm == "a2c" else {"batch_size": 16, "unroll_length": 5 if algorithm == "ga3c" else 20}
+    sizes = {} if algorithm in ("a2c", "ppo") else {"batch_size": 16, "unroll_length": 5 if algorithm == "ga3c" else 20}
     small = {
         "env": CATCH_ID,
         "algorithm": algorithm,
@@ -66,7 +66,8 @@ async def _weights(
             nursery.cancel_scope.cancel()
     run.folder.close()
     assert version == mine.version == run.algorithm.updates >= 10
-    assert run.algorithm.agent_steps == version * config.batch_size * config.unroll_length
+    num_batches = version // ((config.num_epochs or 1) * (config.num_minibatches or 1))
+    assert run.algorithm.agent_steps == num_batches * config.batch_size * config.unroll_length
     assert np.array_equal(packed, mine.packed)
     report = learners.pipeline.report()
     return mine.packed, (report.episodes, report.mean_return)

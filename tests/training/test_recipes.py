@@ -18,13 +18,14 @@ from tests.training.programs.numbered_catch import SCALE
 from tests.training.subjects import CORRIDOR_ID, MISBEHAVING_NUMBERED_ID, LinearModel
 from tests.training.test_trainer import Watcher, _rows, _run
 
-ALGORITHMS = ("a2c", "ga3c")
+ALGORITHMS = ("a2c", "ppo", "ga3c")
 
 pytestmark = pytest.mark.slow
 
 SMALL: dict[str, dict[str, Any]] = {
     "impala": {"envs_per_actor": 8, "batch_size": 16, "unroll_length": 10},
     "a2c": {"envs_per_actor": 8, "unroll_length": 10},
+    "ppo": {"envs_per_actor": 8, "unroll_length": 20, "num_minibatches": 4},
     "ga3c": {"envs_per_actor": 8, "batch_size": 12, "unroll_length": 5},  # three groups of four make a batch
 }
 
@@ -78,6 +79,8 @@ LEARNS: dict[str, dict[str, Any]] = {
     "a2c Catch": {"unroll_length": 20},
     # Not 5 steps, half a game: one run in five, of A2C too, then stays for good with a policy that wins half its games.
     "ga3c Catch": {"unroll_length": 20, "batch_size": 16},
+    "ppo Catch": {"unroll_length": 32},
+    "ppo CartPole": {"unroll_length": 32, "env": "CartPole-v1", "num_epochs": 4},
     "a2c CartPole": {"unroll_length": 20, **CARTPOLE},
     "ga3c CartPole": {"unroll_length": 5, "batch_size": 32, **CARTPOLE},
 }
@@ -157,23 +160,24 @@ async def test_an_actor_that_is_killed_is_replaced_and_nothing_is_lost_or_double
     noted = Noted(monkeypatch)
     trainer = Trainer(_misbehaving(algorithm, tmp_path, steps=10**9), run_dir=tmp_path / "run")
     updates_after_return: list[int] = []
+    per_batch = 12 if algorithm == "ppo" else 1  # updates
 
     class Killer(SilentDisplay):
         """Kills one actor after a while, and ends the run when the new one has played for a while."""
 
         def show(self, report: Any) -> None:
-            if report.updates >= 20 and report.actor_restarts == 0 and not updates_after_return:
+            if report.updates >= 20 * per_batch and report.actor_restarts == 0 and not updates_after_return:
                 (tmp_path / "die").touch()
             if report.actor_restarts == 1 and report.actors == 2:
                 updates_after_return.append(report.updates)
-            if updates_after_return and report.updates >= updates_after_return[0] + 50:
+            if updates_after_return and report.updates >= updates_after_return[0] + 50 * per_batch:
                 trainer.stop("enough")
 
     result = await _run(trainer, Killer())
     assert result.report.actor_restarts == 1
-    assert result.report.updates >= len(noted.seeds) > 70
+    assert result.report.updates >= len(noted.seeds) * per_batch > 70 * per_batch
     assert len(np.unique(np.concatenate([seeds[0] for seeds in noted.seeds]))) == 3 * 8  # the new one has its own seeds
-    if algorithm == "a2c":
+    if algorithm != "ga3c":
         assert not np.concatenate(noted.lags).any()
     assert_every_step_was_learned_once(noted)
 

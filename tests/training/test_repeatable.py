@@ -24,7 +24,9 @@ SMALL: dict[str, Any] = {"envs_per_actor": 4, "unroll_length": 5, "learning_rate
 
 
 def _config(algorithm: Any = "impala", *, num_actors: int = 1, **settings: Any) -> TrainingConfig:
-    sizes = {} if algorithm == "a2c" else {"batch_size": 6}  # a rollout is more than half of a batch, and less than one
+    sizes = (
+        {} if algorithm in ("a2c", "ppo") else {"batch_size": 6}
+    )  # a rollout is more than half of a batch, and less than one
     chosen = {"env": CATCH_ID, "algorithm": algorithm, "repeatable": True, "num_actors": num_actors, "steps": 600}
     return TrainingConfig(**(chosen | SMALL | sizes | settings))
 
@@ -45,7 +47,7 @@ def _weights(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "num_actors"), [("impala", 1), ("a2c", 2), ("ga3c", 2)])
+@pytest.mark.parametrize(("algorithm", "num_actors"), [("impala", 1), ("a2c", 2), ("ppo", 2), ("ga3c", 2)])
 async def test_two_runs_with_one_seed_have_the_same_weights_bit_for_bit(
     algorithm: str, num_actors: int, tmp_path: Path
 ) -> None:
