@@ -138,7 +138,9 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            stream = open(os.devnull, "w")  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)  # whoever wraps the one must not close it by that
 
 
 def explain(error: BaseException, who: str = "this process") -> str:

@@ -213,7 +213,7 @@ def _log() -> Any:
 
 
 def run_service(serve: Callable[..., Awaitable[None]]) -> None:
-    """Run until it ends by itself or by SIGTERM or Ctrl-C, each of which ends it in good order; a second one at once.
+    """Run until it ends by itself or by SIGTERM, Ctrl-C or the end of its terminal; a second signal ends it at once.
 
     Raises:
         click.ClickException: it could not start, or not go on; the message says why.
@@ -231,7 +231,10 @@ def run_service(serve: Callable[..., Awaitable[None]]) -> None:
 
 async def _with_signals(serve: Callable[..., Awaitable[None]]) -> None:
     stop = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    ends = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # its terminal goes away, and no nohup
+        ends.append(signal.SIGHUP)
+    with trio.open_signal_receiver(*ends) as signals:
         async with trio.open_nursery() as nursery:
 
             async def listen_to_signals() -> None:

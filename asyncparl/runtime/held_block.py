@@ -53,7 +53,8 @@ class HeldBlock(Generic[T]):
         """End the block. A second time does nothing. Ctrl-C interrupts the wait, and the closing goes on."""
         check_thread("close()", "`async with`")
         self._begin_to_close()
-        self._thread.join()
+        with contextlib.suppress(RuntimeError):  # Ctrl-C came before the thread was there: if it comes, it ends at once
+            self._thread.join()
         self._raise_error()
 
     def __enter__(self) -> Self:

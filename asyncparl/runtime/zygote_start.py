@@ -43,6 +43,8 @@ def start_zygote(setup: Mapping[str, Any], environ: Mapping[str, str]) -> Starte
             # Our own standard output tells our address; what a preloaded module prints must not get there.
             stdout=sys.stderr.fileno(),
             pass_fds=[theirs.fileno()],
+            # What a terminal sends to its foreground as it goes away must not take those who clean up after us.
+            start_new_session=True,
             # The zygote must have one thread, so numerical libraries may not start theirs when they are imported.
             env={**environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
         )

@@ -205,6 +205,12 @@ def test_a_master_without_standard_error_serves(tmp_path: Path) -> None:
         assert cluster.run([*COMMAND, "status", "--master", address]).returncode == 0
 
 
+def test_a_command_without_standard_output_does_its_work(cluster: Cluster) -> None:
+    shell = f"exec {shlex.join([*COMMAND, 'status', '--master', cluster.address])} >&-"
+    done = cluster.run(["/bin/sh", "-c", shell])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_command_that_does_not_exist_is_named(cluster: Cluster) -> None:
     done = cluster.run([*COMMAND, "states"])
     assert_one_line(done.returncode, done.stderr, "states")

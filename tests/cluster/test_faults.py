@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
@@ -157,3 +158,13 @@ def test_a_node_whose_folder_was_removed_makes_it_again(site: Site) -> None:
         assert driver.leave() == 0
     assert site.node.ask_to_end() is None
     until(lambda: not list(site.cluster.temporary.glob("asyncparl-node-*")), within_s=10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_nothing_is_left_of_a_node_whose_terminal_goes_away(number: signal.Signals, site: Site) -> None:
+    """The whole process group is signalled then. SIGKILL, as it may do to all who do not end."""
+    pid = site.driver.create("probe")["pid"]
+    assert os.getpgid(site.node.pid) == site.node.pid
+    os.killpg(site.node.pid, number)
+    site.node.wait(within_s=10)
+    until(lambda: is_gone(pid) and not list(site.cluster.temporary.glob("asyncparl-node-*")), within_s=10)

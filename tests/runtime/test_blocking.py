@@ -416,6 +416,15 @@ def test_ctrl_c_interrupts_a_wait_and_nothing_else(cluster: blocking.Cluster) ->
     assert call.result() == "woken"
 
 
+def test_ctrl_c_before_there_is_a_loop_is_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        blocking.connect()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops what it meets in __del__
 def test_ctrl_c_at_any_moment_leaves_the_actor_usable(cluster: blocking.Cluster) -> None:
