@@ -36,7 +36,7 @@ class PPO(A2C):
 
     In each epoch all T * B steps are shuffled and cut into minibatches. The loss of an update is a MEAN over the steps
     of its minibatch, where those of the other algorithms are sums; so the learning rate and the bound of the gradient
-    norm are those of means. It is
+    norm belong to means. It is
 
         loss = -min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A)          (eq. 7)
                + value_cost * value loss + entropy_cost * entropy loss                   (eq. 9)
@@ -48,7 +48,8 @@ class PPO(A2C):
     and all metrics are means over them. Whoever learns together (`learn_together`) shuffles its own share: each update
     is made from a minibatch of every share.
 
-    The defaults are the paper's for Atari, but that nothing falls while it learns.
+    The defaults are the paper's for Atari, but that nothing falls while it learns, and that gradients are clipped. (Its
+    value loss has no factor 0.5: hence the cost of 2.)
 
     Args:
         model: `forward(obs [N, ...])` gives `(logits [N, A], values [N])`. It cannot have a memory.
@@ -61,7 +62,7 @@ class PPO(A2C):
     The others are those of `A2C`.
 
     Raises:
-        ValueError: the model has a memory, of which a minibatch of single steps knows nothing.
+        ValueError: the model has a memory, of which a minibatch of single steps knows nothing; a number is too small.
     """
 
     def __init__(  # noqa: PLR0913 - the paper's hyper-parameters, by keyword
@@ -75,7 +76,7 @@ class PPO(A2C):
         discount: float = 0.99,
         lambda_: float = 0.95,
         normalise_advantages: bool = True,
-        value_cost: float = 1.0,
+        value_cost: float = 2.0,
         entropy_cost: float = 0.01,
         optimizer: OptimizerName = "adam",
         learning_rate: float = 2.5e-4,
@@ -100,6 +101,11 @@ class PPO(A2C):
             max_grad_norm=max_grad_norm,
             precision=precision,
         )
+        if num_epochs < 1 or num_minibatches < 1 or clip_range <= 0:
+            raise ValueError(
+                f"num_epochs ({num_epochs}) and num_minibatches ({num_minibatches}) must be at least 1, "
+                f"and clip_range ({clip_range}) more than 0"
+            )
         if self.state_size is not None:
             raise ValueError(f"{type(model).__name__} has a memory, and PPO learns from single steps in any order")
         self.num_epochs = num_epochs
@@ -123,6 +129,7 @@ class PPO(A2C):
                 minibatches. Nothing has changed then.
         """
         check_rollout(rollout)
+        self._check_state(rollout)
         num_steps = num_agent_steps(rollout)
         if num_steps < self.num_minibatches:
             raise ValueError(f"{num_steps} steps cannot be cut into {self.num_minibatches} minibatches")

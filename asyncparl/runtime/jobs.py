@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 from asyncparl.errors import ProtocolError
-from asyncparl.machine import escape_text
+from asyncparl.machine import escape_text, make_own_folder
 from asyncparl.protocol.node_messages import Job, PutCode
 from asyncparl.runtime.code.store import CodeStore, Incoming
 from asyncparl.runtime.zygote import WorkerSetup
@@ -80,7 +80,7 @@ class OpenedJob:
 
     def _make_folder(self) -> Path:
         folder = Path(self._directory) / f"job-{os.urandom(4).hex()}"
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)  # something may have cleaned up around us
+        make_own_folder(self._directory)  # something may have cleaned up around us
         folder.mkdir()
         self._files().link_files(self._job.code, folder)
         return folder

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import trio
 
+from asyncparl.machine import make_own_folder
 from asyncparl.protocol.node_messages import LogInfo
 
 MAX_LOG_BYTES = 16 << 20
@@ -41,8 +42,7 @@ class LogStore:
             OSError: the file cannot be made.
         """
         path = self._directory / f"{actor_id}.log"
-        self._directory.mkdir(mode=0o700, exist_ok=True)  # something may have cleaned up around us
-        path.touch()
+        self._make(path)
         self._logs[actor_id] = _Log(actor_id, name, path, trio.Event(), public_name)
         self._forget_oldest()
 
@@ -52,6 +52,8 @@ class LogStore:
         if log is None or not lines:
             return
         try:
+            if not log.path.exists():
+                self._make(log.path)
             with log.path.open("r+b") as file:  # not kept open: a node may have very many actors
                 file.seek(0, io.SEEK_END)
                 file.write("".join(f"{line}\n" for line in lines).encode())
@@ -99,6 +101,10 @@ class LogStore:
                 if is_over:
                     return
                 await grown.wait()
+
+    def _make(self, path: Path) -> None:
+        make_own_folder(str(self._directory))  # something may have cleaned up around us
+        path.touch()
 
     def _forget_oldest(self) -> None:
         ended = [log for log in self._logs.values() if not log.is_running]

@@ -35,12 +35,14 @@ def sweep(folder: Path, within_s: float = 0.0) -> None:
     """Remove it if its node was killed: nobody holds its lock. Its zygotes do so when it has gone, or the next node.
 
     Args:
-        within_s: how long to wait until it has gone.
+        within_s: how long to wait until it has gone. 0: it may be there for good.
     """
     until = time.monotonic() + within_s
     with contextlib.suppress(OSError):  # it has gone, or is somebody else's
         while not _sweep_now(folder) and time.monotonic() < until:
             time.sleep(0.01)
+    if within_s and not (folder / LOCK).exists():  # it was removed once, and made again
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sweep_now(folder: Path) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.machine import is_stopped
+from asyncparl.machine import is_stopped, make_own_folder
 from asyncparl.protocol.membership import Member
 from asyncparl.protocol.node_messages import ActorExited, ActorOutput
 from asyncparl.runtime import zygote
@@ -224,7 +224,7 @@ def open_worker(
     packet = encode_pass(spec.worker_pass)
     if len(packet) > zygote.MAX_PACKET_BYTES:
         raise ValueError(f"the program's sys.path and arguments are too long ({len(packet):,} bytes)")
-    os.makedirs(spec.setup.directory, mode=0o700, exist_ok=True)  # something may have cleaned up around us
+    make_own_folder(spec.setup.directory)  # something may have cleaned up around us
     (out_read, out_write), (err_read, err_write), (ours, theirs) = _open_ends()
     output = OutputReader(out_read, err_read, spec.actor_id, on_output)
     control = socket.socket(fileno=ours)

@@ -4,7 +4,7 @@ It has imported what workers need (numpy, and torch and gymnasium where the driv
 time of a fork. To be safe to fork it has one thread, no event loop and no NNG socket. It runs no code of the
 user's but what it is told to preload.
 
-It is the parent of the workers, so it alone kills and reaps them: a pid is never signalled after it was reaped. When
+It is the parent of the workers, so it alone kills and reaps them: no worker is ever signalled after it was reaped. When
 its socket to the node closes (the node died) it kills every worker and ends, even if it was stopped: the kernel lets it
 go on then. When it dies itself, the kernel kills the workers (PDEATHSIG).
 
@@ -95,7 +95,10 @@ class Fork(msgspec.Struct, tag=True, frozen=True):
 
 
 class Kill(msgspec.Struct, tag=True, frozen=True):
-    """Node to zygote: signal a worker's whole process group. Ignored if it has ended."""
+    """Node to zygote: signal a worker's process group; SIGKILL: the worker, whose group is ended when it has ended.
+
+    Ignored if it has ended.
+    """
 
     actor_id: str
     signal: int
@@ -122,7 +125,7 @@ class ForkFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Exited(msgspec.Struct, tag=True, frozen=True):
-    """Zygote to node: the worker has ended and nothing of its process group is left."""
+    """Zygote to node: the worker has ended, and its process group with it, as far as it can be ended."""
 
     actor_id: str
     exit_code: int | None
@@ -366,7 +369,7 @@ def _signal_worker(pid: int, number: int) -> None:
 
 def _end_group(group: int, orphans: set[int]) -> set[int]:
     """Kill what a worker that has ended leaves in its process group, but the trackers that tidy up after it: those."""
-    if not any(map(_is_tracker, orphans)):
+    if not any(_group_of(pid) == group for pid in orphans - {group}):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
         return set()
@@ -378,8 +381,16 @@ def _end_group(group: int, orphans: set[int]) -> set[int]:
             return trackers
         for pid in members - trackers:
             _kill(pid)
+        time.sleep(0.002)
     os.killpg(group, signal.SIGKILL)  # a fork bomb, or who waits for a broken disk
     return set()
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _is_tracker(pid: int) -> bool:

@@ -113,7 +113,7 @@ DEFAULTS: Mapping[AlgorithmName, Defaults] = {
         },
         "paper": {
             **_PPO, "num_actors": 2, "envs_per_actor": 4, "unroll_length": 128, "num_minibatches": 4,
-            "learning_rate": 2.5e-4, "anneal_learning_rate": True, "value_cost": 1.0,
+            "learning_rate": 2.5e-4, "anneal_learning_rate": True, "value_cost": 2.0,
         },
         "parl": {
             **_PPO, "num_actors": 2, "envs_per_actor": 4, "unroll_length": 128, "num_minibatches": 4, "num_epochs": 4,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from asyncparl.errors import AuthenticationError
+from asyncparl.machine import make_own_folder
 from asyncparl.transport.addresses import IpcAddress, TcpAddress, parse_dialable
 from asyncparl.transport.arena import Arena
 from asyncparl.transport.base import DEFAULT_MAX_MESSAGE_BYTES, Channel, Listener, Visitor
@@ -68,7 +69,7 @@ class SocketListener(Listener):
         if not isinstance(self._bound, IpcAddress) or self._file is None or self._file.is_there():
             return
         self._check_open()
-        os.makedirs(os.path.dirname(self._bound.path), mode=0o700, exist_ok=True)
+        make_own_folder(os.path.dirname(self._bound.path) or ".")
         listening, _ = bind(self._bound)
         self._file = SocketFile(self._bound.path)
         self._reception.listen_at(listening)

@@ -216,8 +216,8 @@ class SocketFile:
         return status.st_dev, status.st_ino
 
     def is_there(self) -> bool:
-        """Whether this path still leads to our socket, or to that of whoever has replaced us."""
-        return self._look() is not None
+        """Whether this path still leads to our socket."""
+        return self._look() == self._identity
 
     def remove(self) -> None:
         if self._identity is not None and self._look() == self._identity:

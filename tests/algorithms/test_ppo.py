@@ -107,7 +107,7 @@ def slow_learn(model: nn.Module, rollout: Rollout[Tensor], order: torch.Generato
                 weight = float(weights[t, b])
                 gain = min(ratio * weight, ratio.clamp(0.9, 1.1) * weight)
                 entropy = -(log_probs.exp() * log_probs).sum()
-                losses.append(-gain + 0.5 * (values[0] - float(targets[t, b])) ** 2 - 0.01 * entropy)
+                losses.append(-gain + (values[0] - float(targets[t, b])) ** 2 - 0.01 * entropy)  # eq. 9
             optimizer.zero_grad()
             torch.stack(losses).mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), settings["max_grad_norm"])

@@ -216,6 +216,10 @@ class Sharer:
         before = set(os.listdir("/dev/shm"))
         self.memory = SharedMemory(create=True, size=1000)
         self.queue = multiprocessing.get_context("spawn").Queue()
+        made = "from multiprocessing.shared_memory import SharedMemory as S; m = S(create=True, size=9); print(m.name)"
+        command = [sys.executable, "-c", f"{made}; import sys, time; sys.stdout.flush(); time.sleep(600)"]
+        self.script = subprocess.Popen(command, stdout=subprocess.PIPE)  # has a tracker of its own
+        assert self.script.stdout is not None and self.script.stdout.readline()
         return sorted(set(os.listdir("/dev/shm")) - before)
 
     def keep_tracker(self) -> tuple[int, int]:
@@ -234,7 +238,7 @@ async def test_shared_memory_and_semaphores_that_an_actor_made_go_with_it(end: s
     async with asyncparl.connect(start_method=start_method):
         actor = Sharer()
         made = await actor.make()
-        assert len(made) >= 4
+        assert len(made) >= 5
         if end == "SIGKILL":
             os.kill(await actor.pid(), signal.SIGKILL)
             with pytest.raises(asyncparl.ActorDied):

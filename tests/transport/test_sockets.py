@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import socket
 import sys
 from contextlib import ExitStack
@@ -203,3 +204,20 @@ async def test_a_peer_that_reads_nothing_for_long_is_taken_for_lost_unless_it_ma
             else:
                 with pytest.raises(trio.BrokenResourceError):
                     dialed.send_nowait([b"x"])
+
+
+def test_a_listener_whose_file_was_removed_listens_there_again(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    with listen(f"ipc://{folder}/s") as listener:
+        listener.restore()  # there is nothing to do
+        shutil.rmtree(folder)
+        listener.restore()
+        assert (folder / "s").is_socket()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        shutil.rmtree(folder)
+        folder.mkdir()
+        folder.chmod(0o777)  # somebody else's, as far as we know
+        with pytest.raises(PermissionError, match="others may write there"):
+            listener.restore()
+        assert list(folder.iterdir()) == []
