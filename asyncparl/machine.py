@@ -9,7 +9,6 @@ import platform
 import re
 import resource
 import socket
-import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -128,19 +127,6 @@ def allow_many_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # then the usual error comes where a file cannot be opened
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def make_own_folder(path: str) -> None:
-    """Make a folder that only this user may enter, unless it is there: for one that somebody may have removed.
-
-    Raises:
-        PermissionError: meanwhile somebody else has made one of that name.
-        OSError: it cannot be made.
-    """
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(errno.EACCES, "others may write there", path)
 
 
 def open_standard_streams() -> None:

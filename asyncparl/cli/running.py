@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 import click
 
 from asyncparl.machine import open_standard_streams
-from asyncparl.runtime.dump_signal import tell_when_asked
+from asyncparl.runtime.dump_signal import telling_when_asked
 
 
 def run_command(command: click.Command, name: str | None = None) -> NoReturn:
@@ -26,8 +28,8 @@ def run_command(command: click.Command, name: str | None = None) -> NoReturn:
             sys.stdout.buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.line_buffering
         )
     try:
-        _tell_when_asked()
-        sys.exit(command.main(prog_name=name, standalone_mode=False))
+        with _telling_when_asked():
+            sys.exit(command.main(prog_name=name, standalone_mode=False))
     except click.ClickException as error:
         click.echo(f"error: {error.format_message()}", err=True)
         sys.exit(error.exit_code)
@@ -43,11 +45,14 @@ def run_command(command: click.Command, name: str | None = None) -> NoReturn:
         sys.exit(1)
 
 
-def _tell_when_asked() -> None:
-    try:
-        tell_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+@contextlib.contextmanager
+def _telling_when_asked() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(telling_when_asked(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]])))
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        yield
 
 
 class _Output(io.TextIOWrapper):

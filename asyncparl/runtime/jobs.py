@@ -11,11 +11,12 @@ from pathlib import Path
 import trio
 
 from asyncparl.errors import ProtocolError
-from asyncparl.machine import escape_text, make_own_folder
+from asyncparl.machine import escape_text
 from asyncparl.protocol.node_messages import Job, PutCode
 from asyncparl.runtime.code.store import CodeStore, Incoming
 from asyncparl.runtime.zygote import WorkerSetup
 from asyncparl.runtime.zygote_client import ZygoteKind
+from asyncparl.transport.sockets import make_own_folder
 
 
 class OpenedJob:

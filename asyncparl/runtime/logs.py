@@ -9,8 +9,8 @@ from pathlib import Path
 
 import trio
 
-from asyncparl.machine import make_own_folder
 from asyncparl.protocol.node_messages import LogInfo
+from asyncparl.transport.sockets import make_own_folder
 
 MAX_LOG_BYTES = 16 << 20
 """Of one actor. When it is reached, the older half is dropped."""

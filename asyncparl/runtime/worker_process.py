@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from asyncparl.errors import ResourceError
-from asyncparl.machine import is_stopped, make_own_folder
+from asyncparl.machine import is_stopped
 from asyncparl.protocol.membership import Member
 from asyncparl.protocol.node_messages import ActorExited, ActorOutput
 from asyncparl.runtime import zygote
@@ -26,6 +26,7 @@ from asyncparl.runtime.worker_pass import CANNOT_START, WorkerPass, encode_pass
 from asyncparl.runtime.zygote_client import SLOW_S, ZygoteClient, ZygoteKind
 from asyncparl.runtime.zygote_start import THREAD_VARIABLES
 from asyncparl.transport import Admission
+from asyncparl.transport.sockets import make_own_folder
 
 _ZYGOTE_LIMIT_S = 5.0
 _LAST_LOOK_S = 0.1

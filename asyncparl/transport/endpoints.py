@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from asyncparl.errors import AuthenticationError
-from asyncparl.machine import make_own_folder
 from asyncparl.transport.addresses import IpcAddress, TcpAddress, parse_dialable
 from asyncparl.transport.arena import Arena
 from asyncparl.transport.base import DEFAULT_MAX_MESSAGE_BYTES, Channel, Listener, Visitor
@@ -26,7 +25,7 @@ from asyncparl.transport.forks import guard
 from asyncparl.transport.greeting import Guest, Reception, greet_listener, send, take_memory
 from asyncparl.transport.handshake import COME_IN, NONCE_BYTES, DialerHandshake, UntrustedPeer, pack_refusal
 from asyncparl.transport.sharing import offer_memory, open_arena, take_arena
-from asyncparl.transport.sockets import SocketFile, allow_stalls, bind, connect
+from asyncparl.transport.sockets import SocketFile, allow_stalls, bind, connect, make_own_folder
 from asyncparl.transport.tls import TlsPump
 from asyncparl.transport.unix import UnixChannel
 

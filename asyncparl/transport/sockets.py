@@ -75,6 +75,19 @@ async def _connect_ipc(path: str) -> socket.socket:
     return connection
 
 
+def make_own_folder(path: str) -> None:
+    """Make a folder that only this user may enter, unless it is there: for one that somebody may have removed.
+
+    Raises:
+        PermissionError: meanwhile somebody else has made one of that name.
+        OSError: it cannot be made.
+    """
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EACCES, "others may write there", path)
+
+
 def bind(address: IpcAddress | TcpAddress) -> tuple[socket.socket, IpcAddress | TcpAddress]:
     """A listening, non-blocking socket, and its address with the port that was chosen.
 

@@ -20,6 +20,7 @@ import pytest
 from asyncparl import __version__
 from asyncparl.cli.services import node_main
 from tests.cluster.clusters import COMMAND, MASTER, Cluster
+from tests.cluster.processes import until
 
 OTHER_VERSION = "99.9.9"
 
@@ -114,8 +115,11 @@ def test_actors_shows_what_each_of_them_does_waits_for_and_has_to_do(cluster: Cl
     probe = next(actor for actor in told if actor["name"] == "Probe#1")
     assert (probe["state"], probe["pid"], probe["num_waiting"], probe["doing"]) == ("started", pid, 2, "runs sleep")
     os.kill(pid, signal.SIGSTOP)
-    (row,) = [row for row in cluster.asyncparl("actors").stdout.splitlines() if row.startswith("Probe#1 ")]
-    assert " silent " in row and "stopped (SIGSTOP)" in row
+
+    def row() -> str:
+        return next(row for row in cluster.asyncparl("actors").stdout.splitlines() if row.startswith("Probe#1 "))
+
+    until(lambda: " silent " in (told := row()) and "stopped (SIGSTOP)" in told, within_s=10)
     os.kill(pid, signal.SIGCONT)
     driver.do("kill_all")
     assert node.end() == 0

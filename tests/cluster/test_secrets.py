@@ -61,7 +61,7 @@ def test_a_node_with_the_secret_of_drivers_is_refused(cluster: Cluster) -> None:
 
 def test_a_node_without_a_secret_is_told_where_to_get_it(cluster: Cluster, tmp_path: Path) -> None:
     done = start_node(cluster, ASYNCPARL_STATE=str(tmp_path))
-    assert_one_line(done, "node-secret from its master's machine to the same place, or pass it with --secret-file")
+    assert_one_line(done, "node-secret from its machine to the same place, or pass it with --secret-file")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o606])
