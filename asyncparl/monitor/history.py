@@ -52,8 +52,10 @@ class History:
             curve.pop()
 
     def _thin_out(self) -> None:
+        """Of an even number of points the last would go, too: it stays, as the newest."""
         self._stride *= 2
-        del self._axis[1::2]
-        for curve in self._curves.values():
-            del curve[1::2]
-        self._last_is_spare = False
+        last = [] if len(self._axis) % 2 else [len(self._axis) - 1]
+        kept = [*range(0, len(self._axis), 2), *last]
+        self._axis = [self._axis[index] for index in kept]
+        self._curves = {name: [curve[index] for index in kept] for name, curve in self._curves.items()}
+        self._last_is_spare = (self._num_added - 1) % self._stride != 0

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncparl.errors import AuthenticationError, ProtocolError
@@ -37,6 +37,7 @@ from tests.monitor.fakes import calls
 
 
 @given(st.integers(1, 2000), st.integers(4, 50))
+@example(1410, 45)
 def test_a_history_is_bounded_and_has_both_ends(num: int, most: int) -> None:
     history = History(most)
     for x in range(num):
