@@ -313,18 +313,20 @@ class Master:
             case FindNamed(name):
                 return self._places.find_named(member.driver_id, name)
             case KillActor(actor_id):
-                self._kill_actor(actor_id)
+                return self._kill_actor(actor_id)
             case CallBack(driver_id, actor_id):
                 if (driver := self._drivers.get(driver_id)) is None:
                     raise ResourceError("that program is not in the cluster")
                 driver.orders.send(DialActor(actor_id))
         return None
 
-    def _kill_actor(self, actor_id: str) -> None:
+    def _kill_actor(self, actor_id: str) -> Coroutine[Any, Any, None]:
+        """The answer comes once nothing of it can run any more: who has killed it and calls it then is refused."""
         node = self._nodes.get(self._core.actors.node_of(actor_id) or "")
         if node is not None:
             node.orders.send(EndActor(actor_id, is_final=True))
         self._places.kill(actor_id)
+        return self._places.wait_ended(actor_id)
 
     def _watch(self, member: _Member, _request: WatchMaster) -> EventStream:
         return member.orders

@@ -146,6 +146,11 @@ class Places:
         self.refuse(actor_id, "it was killed")
         self.hand_out()
 
+    async def wait_ended(self, actor_id: str) -> None:
+        """Until its node says that it has ended, or is lost."""
+        while self._actors.node_of(actor_id) is not None:
+            await self._changed.wait()
+
     async def _ask_later(self, driver_id: str, request: AskPlace) -> Placed:
         """Once nothing of the actor can run any more: its node says so, or is lost."""
         while isinstance(decision := self._ask_core(driver_id, request), StillHeld):

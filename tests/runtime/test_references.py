@@ -213,10 +213,14 @@ async def test_a_borrower_can_close_and_kill() -> None:
         await asyncparl.close(store)
         with pytest.raises(asyncparl.ActorDied), trio.fail_after(10):
             await store.pid()
-        other = await User().make_store()
-        await asyncparl.kill(other)
-        with pytest.raises(asyncparl.ActorDied), trio.fail_after(10):
-            await other.pid()
+        for is_known in (False, True):
+            other = await User().make_store()
+            pid = await other.pid() if is_known else None
+            with trio.fail_after(10):
+                await asyncparl.kill(other)
+            assert pid is None or Process.read(pid) is None
+            with pytest.raises(asyncparl.ActorDied), trio.fail_after(10):
+                await other.pid()
 
 
 async def test_actors_call_back_an_object_of_the_program() -> None:
