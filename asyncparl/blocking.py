@@ -49,6 +49,7 @@ from asyncparl.runtime.dump_signal import telling_when_asked
 from asyncparl.runtime.group import Group
 from asyncparl.runtime.held_block import HeldBlock
 from asyncparl.runtime.in_place import empty
+from asyncparl.runtime.interrupts import Uninterrupted
 from asyncparl.runtime.options import check_name
 from asyncparl.runtime.pending import deadline_after, seconds_until
 from asyncparl.runtime.remote import Proxy, current_actor, expose
@@ -106,14 +107,14 @@ class Cluster(HeldBlock[with_async.Cluster]):
     def __init__(self, block: Callable[[], AbstractAsyncContextManager[with_async.Cluster]]) -> None:
         super().__init__(block)
         try:
-            self._while_open.enter_context(telling_when_asked(program_name()))
-            self._while_open.enter_context(process_session(lambda: self._session))
+            with Uninterrupted():
+                session = self._held._session
+                self._holder.while_open.enter_context(telling_when_asked(program_name()))
+                self._holder.while_open.enter_context(process_session(lambda: session))
+                self._keep()
         except BaseException:
             self.close()
             raise
-
-    def _opened(self) -> None:
-        self._session = current_session("connect()")
 
     def close(self) -> None:
         """End what was started: the actors, and the processes of a private cluster. A second time does nothing.
@@ -231,6 +232,9 @@ def get_actor(name: str) -> Proxy:
 class RemoteManager(HeldBlock[pull.Manager]):
     """Listen at `address` for objects that others offer with `as_remote`; the end of its `with` block lets them all go.
 
+    Without `with` it is open until `close()`, until the main thread ends or, if it has given out no object, until
+    nobody holds it any more.
+
     `for agent in manager` takes one after another. Nothing needs to be connected. Arguments and errors as
     `asyncparl.RemoteManager`.
 
@@ -265,7 +269,9 @@ class RemoteManager(HeldBlock[pull.Manager]):
                 return await self._held.get_remote()
             raise TimeoutError(f"nothing was offered to {self!r} in time")
 
-        return self._ask("get_remote()", take)
+        agent = self._ask("get_remote()", take)
+        self._keep()
+        return agent
 
     def __iter__(self) -> RemoteManager:
         return self

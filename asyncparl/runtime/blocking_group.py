@@ -16,6 +16,7 @@ from asyncparl.runtime.call import call_in_loop, check_thread
 from asyncparl.runtime.current import current_session
 from asyncparl.runtime.event_loop import EventLoop
 from asyncparl.runtime.group import Group
+from asyncparl.runtime.interrupts import Uninterrupted
 
 
 @contextlib.contextmanager
@@ -36,17 +37,20 @@ def supervise(
     check_thread("with supervise()", "`async with asyncparl.supervise():`")
     block = with_async.supervise(strategy, max_restarts=max_restarts, restart_window_s=restart_window_s)
     held = _HeldGroup(current_session("supervise(...)").loop, block)
-    group = held.open()
     try:
-        yield group
-    except BaseException as error:
-        held.close(by_force=True)
-        if group.failure is not None and isinstance(error, ActorDied):
-            raise group.failure from error
+        yield held.open()
+        held.close(by_force=False)
+    except GeneratorExit:  # Ctrl-C came between the block and us, and Python drops us, perhaps in another thread
+        held.begin_to_close(by_force=True)
         raise
-    held.close(by_force=False)
-    if group.failure is not None:
-        raise group.failure
+    except BaseException as error:
+        if not held.is_closing:
+            held.close(by_force=True)
+        if held.failure is not None and isinstance(error, ActorDied):
+            raise held.failure from error
+        raise
+    if held.failure is not None:
+        raise held.failure
 
 
 class _Left(Exception):
@@ -65,22 +69,37 @@ class _HeldGroup:
         self._opened = trio.Event()
         self._left = trio.Event()
         self._ended = trio.Event()
+        self._is_held = False
+        self._by_force = False
+        self.is_closing = False
+        """It ends, whether or not somebody waits for that."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the group has failed with."""
+        return None if self._group is None else self._group.failure
 
     def open(self) -> Group:
         """Enter it. Raises what that raises."""
-        try:
-            return call_in_loop(self._loop, "supervise(...)", self._open).result()
-        except BaseException:
-            self._loop.run_soon(self._left.set)
-            raise
+        return call_in_loop(self._loop, "supervise(...)", self._open).result()
+
+    def begin_to_close(self, *, by_force: bool) -> None:
+        """Leave it soon. In any thread, and in a finalizer."""
+        self._loop.run_soon(self._leave, by_force)
 
     def close(self, *, by_force: bool) -> None:
         """Leave it, and wait until its actors have ended. If it fails, the group knows how."""
+        with Uninterrupted():
+            self.is_closing = True
+            end = call_in_loop(self._loop, "the end of supervise()", partial(self._close, by_force))
         with contextlib.suppress(NotConnectedError):  # that was closed meanwhile, and so were the actors
-            call_in_loop(self._loop, "the end of supervise()", partial(self._close, by_force)).result()
+            end.result()
+
+    # --- in the event loop ----------------------------------------------------------------------------------
 
     async def _open(self) -> Group:
         trio.lowlevel.spawn_system_task(self._hold)
+        self._is_held = True
         await self._opened.wait()
         if self._error is not None:
             raise self._error
@@ -88,9 +107,13 @@ class _HeldGroup:
         return self._group
 
     async def _close(self, by_force: bool) -> None:
+        self._leave(by_force)
+        if self._is_held:  # Ctrl-C may have come before anybody was told to
+            await self._ended.wait()
+
+    def _leave(self, by_force: bool) -> None:
         self._by_force = by_force
         self._left.set()
-        await self._ended.wait()
 
     async def _hold(self) -> None:
         try:

@@ -159,7 +159,10 @@ class Call(Generic[T]):
 
     def __del__(self) -> None:
         # May run in any thread and at any moment: only note the wish, in the one way that is safe there.
-        pending = self._pending
+        try:
+            pending = self._pending
+        except AttributeError:  # Ctrl-C came in the constructor
+            return
         pending.orphaned = True
         if (pending.streams or pending.is_iterated) and not pending.is_settled and pending.loop is not None:
             try:

@@ -1,4 +1,8 @@
-"""An `async with` block for programs without `async`: an event loop in a thread of its own holds it open."""
+"""An `async with` block for programs without `async`: an event loop in a thread of its own holds it open.
+
+Ctrl-C may come between any two steps of the main thread. What must not be left half done holds it back, waits can be
+ended by it at any moment, and a block whose `with` never came to be, or could not be left, ends when Python drops it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import concurrent.futures.thread  # noqa: F401  # see `_close_all`
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -16,6 +21,7 @@ import trio
 
 from asyncparl.runtime.call import call_in_loop, check_thread
 from asyncparl.runtime.event_loop import EventLoop
+from asyncparl.runtime.interrupts import Latch, Uninterrupted
 from asyncparl.speaking import say
 
 T = TypeVar("T")
@@ -26,38 +32,43 @@ _EXIT_LIMIT_S = 30.0
 
 
 class HeldBlock(Generic[T]):
-    """Open from its making until `close()`, the end of `with`, or the end of the main thread."""
+    """Open from its making until `close()`, the end of `with`, or the end of the main thread.
+
+    One that was not told to `_keep` also ends when nobody holds it any more.
+    """
 
     def __init__(self, block: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         """Raises what entering the block raises."""
-        self._block = block
-        self._loop: EventLoop | None = None
-        self._is_opened = threading.Event()
-        self._is_closing = False
-        self._error: BaseException | None = None
-        """What has ended the loop, for whoever asks next."""
-        self._while_open = contextlib.ExitStack()
-        """What is undone before the block ends."""
-        # A daemon, for code of the user's runs in it too, in the `async` methods of exposed objects.
-        self._thread = threading.Thread(target=self._run, name="asyncparl-loop", daemon=True)
+        self._is_entered = False
+        self._holder = _Holder(block, type(self).__name__)
+        self._if_dropped = weakref.finalize(self, self._holder.begin_to_close)
+        self._if_dropped.atexit = False
+        has_started = False
         try:
-            self._thread.start()
-            self._is_opened.wait()
-            self._raise_error()
+            with Uninterrupted():
+                self._holder.start()
+                has_started = True
+            self._holder.is_opened.wait()
+            self._holder.raise_error()
         except BaseException:
+            if not has_started:
+                self._holder.forget()
             self.close()
             raise
-        _open.append(self)
 
     def close(self) -> None:
         """End the block. A second time does nothing. Ctrl-C interrupts the wait, and the closing goes on."""
         check_thread("close()", "`async with`")
-        self._begin_to_close()
-        with contextlib.suppress(RuntimeError):  # Ctrl-C came before the thread was there: if it comes, it ends at once
-            self._thread.join()
-        self._raise_error()
+        with Uninterrupted():
+            _kept.discard(self)
+            self._if_dropped.detach()
+            self._holder.begin_to_close()
+        self._holder.wait_closed()
+        self._holder.raise_error()
 
     def __enter__(self) -> Self:
+        self._is_entered = True
+        _kept.discard(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -67,12 +78,21 @@ class HeldBlock(Generic[T]):
         raise TypeError(f"{self!r} is of this process only: it cannot be sent")
 
     @property
+    def _held(self) -> T:
+        """What the block gave."""
+        return self._holder.held
+
+    @property
     def _is_open(self) -> bool:
-        return self._thread.is_alive()
+        return not self._holder.is_ended.is_set
+
+    def _keep(self) -> None:
+        """Stay open without being held by anybody, unless a `with` has it."""
+        if not self._is_entered:
+            _kept.add(self)
 
     def _ask(self, name: str, function: Callable[[], Awaitable[R]]) -> R:
         """Run something in the loop and wait for it. What ends the wait, such as Ctrl-C, cancels it."""
-        assert self._loop is not None
         scope = trio.CancelScope()
 
         async def in_scope() -> R:
@@ -80,67 +100,106 @@ class HeldBlock(Generic[T]):
                 return await function()
             raise trio.ClosedResourceError(f"{name} was cancelled")
 
+        loop = self._holder.loop
+        assert loop is not None
         try:
-            return call_in_loop(self._loop, name, in_scope).result()
+            return call_in_loop(loop, name, in_scope).result()
         except BaseException:
-            self._loop.run_soon(scope.cancel)
+            loop.run_soon(scope.cancel)
             raise
 
-    def _begin_to_close(self) -> None:
-        self._while_open.close()  # first: nobody is to find what is about to end
-        with contextlib.suppress(ValueError):  # closed already
-            _open.remove(self)
+
+class _Holder(Generic[T]):
+    """The thread with the event loop. It knows nothing of the object that users hold: that one may be dropped."""
+
+    held: T
+
+    def __init__(self, block: Callable[[], AbstractAsyncContextManager[T]], name: str) -> None:
+        self._block = block
+        self._name = name
+        self.loop: EventLoop | None = None
+        self.is_opened, self.is_ended = Latch(), Latch()
+        self.while_open = contextlib.ExitStack()
+        """What is undone before the block ends."""
+        self._is_closing = False
+        self._error: BaseException | None = None
+        """What has ended the loop, for whoever asks next."""
+        # A daemon, for code of the user's runs in it too, in the `async` methods of exposed objects.
+        self._thread = threading.Thread(target=self._run, name="asyncparl-loop", daemon=True)
+
+    def start(self) -> None:
+        _open.append(self)
+        self._thread.start()
+
+    def begin_to_close(self) -> None:
+        """In any thread, and in a finalizer."""
+        self.while_open.close()  # first: nobody is to find what is about to end
         self._is_closing = True
-        if self._loop is not None:
-            self._loop.run_soon(self._scope.cancel)
+        if self.loop is not None:
+            self.loop.run_soon(self._scope.cancel)
 
-    def _end_with_process(self) -> None:
-        self._thread.join(_EXIT_LIMIT_S)
-        if self._thread.is_alive():
-            say(f"asyncparl: {self!r} does not end within {_EXIT_LIMIT_S:g} s\n")
+    def wait_closed(self) -> None:
+        self.is_ended.wait()
+        with contextlib.suppress(RuntimeError):  # it was never started, or an earlier Ctrl-C has left that half done
+            self._thread.join()
 
-    def _raise_error(self) -> None:
+    def end_with_process(self) -> None:
+        if not self.is_ended.wait(_EXIT_LIMIT_S):
+            say(f"asyncparl: {getattr(self, 'held', self._name)!r} does not end within {_EXIT_LIMIT_S:g} s\n")
+
+    def forget(self) -> None:
+        """The thread has ended, or is that of the process which this one was forked from."""
+        with contextlib.suppress(ValueError):  # a second time
+            _open.remove(self)
+        self.is_opened.set()
+        self.is_ended.set()
+
+    def raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     # --- in the thread of the event loop --------------------------------------------------------------------
 
-    def _opened(self) -> None:
-        """The block has been entered, in this task."""
-
     def _run(self) -> None:
         try:
             trio.run(self._hold_open)
         except BaseException as error:
             self._error = error
-        self._is_opened.set()
+        self.forget()
 
     async def _hold_open(self) -> None:
         with trio.CancelScope() as self._scope:
-            self._loop = EventLoop()
+            self.loop = EventLoop()
             if self._is_closing:  # interrupted before there was a loop that could be told
                 return
-            async with self._block() as self._held:
-                self._opened()
-                self._is_opened.set()
+            async with self._block() as self.held:
+                self.is_opened.set()
                 await trio.sleep_forever()
 
 
-_open: list[HeldBlock[Any]] = []
+_open: list[_Holder[Any]] = []
+_kept: set[HeldBlock[Any]] = set()
 
 
 def _close_all() -> None:
     """Where the main thread ends and has left blocks open, as in a notebook."""
-    blocks = _open[::-1]
-    for block in blocks:
-        block._begin_to_close()
-    for block in blocks:
-        block._end_with_process()
+    holders = _open[::-1]
+    for holder in holders:
+        holder.begin_to_close()
+    for holder in holders:
+        holder.end_with_process()
 
 
 # `atexit` would be too late: closing takes threads, and then no more can be started (Python 3.12), nor is one waited
 # for. `concurrent.futures` registers here too. It waits for its threads, which may wait for a call of ours: as it is
 # imported above, it has its turn after us.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
-os.register_at_fork(after_in_child=_open.clear)
+
+
+def _forked() -> None:
+    for holder in _open.copy():
+        holder.forget()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -44,6 +44,33 @@ class Uninterrupted:
         self._was_interrupted = True
 
 
+class Latch:
+    """Closed once and for all by one thread; others wait for that.
+
+    An interrupt may end the wait at any moment. It leaves an event of `threading`, or a `join()`, half done: of those
+    the next wait may return too early, or never.
+    """
+
+    def __init__(self) -> None:
+        self._gates: list[threading.Lock] = []
+        self.is_set = False
+
+    def set(self) -> None:
+        """Let everybody go on. A second time does nothing."""
+        if self.is_set:
+            return
+        self.is_set = True
+        for gate in self._gates:
+            gate.release()
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Until it is set; False: not in time."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)  # first: either it is opened, or we see that this is not necessary
+        return self.is_set or gate.acquire(timeout=timeout_s)
+
+
 @trio.lowlevel.enable_ki_protection
 def interrupt_program() -> None:
     """Let a KeyboardInterrupt that was caught in an event loop go on, to whom Ctrl-C concerns.

@@ -187,7 +187,7 @@ ENDS = {
         class Stopper:
             async def stop(self):
                 time.sleep(600)
-        asyncparl.Cluster._end_with_process.__globals__["_EXIT_LIMIT_S"] = 0.5
+        held_block._EXIT_LIMIT_S = 0.5
         sys.stderr = sys.stdout
         cluster = asyncparl.connect()
         say(Sleeper())
