@@ -187,7 +187,7 @@ ENDS = {
         class Stopper:
             async def stop(self):
                 time.sleep(600)
-        held_block._EXIT_LIMIT_S = 0.5
+        sys.modules["asyncparl.runtime.held_block"]._EXIT_LIMIT_S = 0.5
         sys.stderr = sys.stdout
         cluster = asyncparl.connect()
         say(Sleeper())
