@@ -14,7 +14,7 @@ from torch.nn import functional
 from asyncparl.rl.model import Model
 from asyncparl.rl.pixels import PixelConv2d
 
-SHALLOW_MIN_SIDE = 20  # pixels: smaller images vanish in the convolutions of AtariShallow
+SHALLOW_MIN_SIDE = 20  # pixels: less are hardly worth a convolution, and are for an MLP
 _FINE_BELOW_SIDE = 60  # pixels: what matters in smaller images is too small for the coarse convolution
 
 LayerT = TypeVar("LayerT", bound=nn.Conv2d | nn.Linear)
