@@ -433,7 +433,7 @@ def _wrong_num_minibatches(config: TrainingConfig) -> Iterator[str]:
         return
     num_steps = config.unroll_length * config.batch_size // max(1, config.num_learners)
     if 1 <= num_steps < config.num_minibatches:
-        yield f"num_minibatches ({config.num_minibatches}) must not be more than the {num_steps} steps of a learner's batch"
+        yield f"num_minibatches ({config.num_minibatches}) must not be more than the {num_steps} steps of a batch"
 
 
 def _article(type_name: str) -> str:
